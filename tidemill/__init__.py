@@ -1,0 +1,1 @@
+"""tidemill: online learning for recommendation models, from event stream to served model."""

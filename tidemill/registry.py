@@ -1,0 +1,61 @@
+"""Kind -> class, imported when it is first asked for.
+
+A family ("source", "feature", "model", ...) maps the kinds that a config may name to `module:Class`. Third parties add
+kinds by an entry point of the group `tidemill.<family>`, whose name is the kind.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from importlib.metadata import entry_points
+
+from tidemill.errors import ConfigError
+
+_BUILT_IN: dict[str, dict[str, str]] = {
+    "source": {
+        "parquet": "tidemill.data.sources.parquet:ParquetSource",
+        "kafka": "tidemill.data.sources.kafka:KafkaSource",
+        "synthetic": "tidemill.data.sources.synthetic:SyntheticSource",
+    },
+    "feature": {
+        "id_feature": "tidemill.features.kinds.id:IdFeature",
+        "raw_feature": "tidemill.features.kinds.raw:RawFeature",
+        "sequence_id_feature": "tidemill.features.kinds.id:SequenceIdFeature",
+        "sequence_raw_feature": "tidemill.features.kinds.raw:SequenceRawFeature",
+    },
+    "model": {
+        "multi_tower": "tidemill.models.zoo.multi_tower:MultiTower",
+        "multi_tower_din": "tidemill.models.zoo.multi_tower_din:MultiTowerDIN",
+    },
+    "storage": {
+        "file": "tidemill.storage.backends.local:LocalStorage",
+        "fsspec": "tidemill.storage.backends.fsspec:FsspecStorage",
+    },
+}
+
+
+def kinds(family: str) -> list[str]:
+    """All kinds of a family, sorted; built in and from entry points."""
+    return sorted({*_family(family), *(entry.name for entry in entry_points(group=f"tidemill.{family}"))})
+
+
+def resolve(family: str, kind: str) -> type:
+    """The class of a kind. Raises ConfigError that names the nearest known kinds."""
+    target = _family(family).get(kind)
+    if target is not None:
+        module, _, name = target.partition(":")
+        return getattr(importlib.import_module(module), name)
+    for entry in entry_points(group=f"tidemill.{family}", name=kind):
+        return entry.load()
+    known = kinds(family)
+    near = difflib.get_close_matches(kind, known, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise ConfigError(f"unknown {family} {kind!r}{hint} Known: {', '.join(known)}".replace("?. Known", "? Known"))
+
+
+def _family(family: str) -> dict[str, str]:
+    try:
+        return _BUILT_IN[family]
+    except KeyError:
+        raise ConfigError(f"unknown family {family!r}; known: {', '.join(sorted(_BUILT_IN))}") from None
