@@ -152,7 +152,13 @@ def quorum(values: Sequence[float | None], abstains: Sequence[bool], share: floa
 
 
 def agree(
-    reports: Sequence[RankReport], *, round: int, first_step: int, share: float, watermark: EventTime | None, max_steps: int
+    reports: Sequence[RankReport],
+    *,
+    round: int,
+    first_step: int,
+    share: float,
+    watermark: EventTime | None,
+    max_steps: int,
 ) -> SyncPoint:
     """The round's decisions from all ranks' reports, in rank order.
 

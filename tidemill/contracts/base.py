@@ -1,0 +1,80 @@
+"""The base of every document that two processes share: a typed, versioned, canonical JSON object."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any, ClassVar, Self
+
+import orjson
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from tidemill.errors import CorruptError
+
+Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+class Document(BaseModel):
+    """A frozen document. Its bytes start with `"schema": "tidemill.<name>/<version>"` in canonical JSON.
+
+    Canonical: keys sorted, UTF-8, two-space indent, final newline; equal documents have equal bytes. `parse` upgrades older
+    versions through `upgrades` (version -> pure function to the next one). NaN and infinities are refused when written.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+    schema_name: ClassVar[str]
+    schema_version: ClassVar[int] = 1
+    upgrades: ClassVar[dict[int, Upgrade]] = {}
+
+    @classmethod
+    def schema_id(cls) -> str:
+        return f"tidemill.{cls.schema_name}/{cls.schema_version}"
+
+    def to_bytes(self) -> bytes:
+        """Canonical JSON."""
+        body = {"schema": self.schema_id(), **self.model_dump(mode="json")}
+        return orjson.dumps(body, option=orjson.OPT_SORT_KEYS | orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+
+    def digest(self) -> str:
+        """SHA-256 of the canonical bytes, in hex."""
+        return hashlib.sha256(self.to_bytes()).hexdigest()
+
+    @classmethod
+    def parse(cls, data: bytes, *, where: str) -> Self:
+        """The document in `data`. Raises CorruptError that names `where` and what is wrong."""
+        body = parse_object(data, where=where)
+        schema = body.pop("schema", None)
+        prefix, _, version = str(schema).rpartition("/")
+        if prefix != f"tidemill.{cls.schema_name}" or not version.isdigit():
+            raise CorruptError(f"{where}: holds {schema!r}, not a {cls.schema_id()!r}")
+        if int(version) > cls.schema_version:
+            raise CorruptError(
+                f"{where}: {schema} was written by a newer tidemill; this one reads up to {cls.schema_id()}"
+            )
+        for step in range(int(version), cls.schema_version):
+            body = cls.upgrades[step](body)
+        try:
+            # Strings to numbers and the like would hide a torn or foreign document.
+            return cls.model_validate_json(orjson.dumps(body), strict=True)
+        except ValidationError as error:
+            first = error.errors()[0]
+            key = ".".join(str(part) for part in first["loc"])
+            raise CorruptError(f"{where}: {key}: {first['msg']}") from None
+
+
+class Part(BaseModel):
+    """A nested object of a document."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+
+def parse_object(data: bytes, *, where: str) -> dict[str, Any]:
+    """`data` as one JSON object. Raises CorruptError that names `where`."""
+    try:
+        body = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise CorruptError(f"{where}: not JSON ({error})") from None
+    if not isinstance(body, dict):
+        raise CorruptError(f"{where}: not a JSON object but {type(body).__name__}")
+    return body

@@ -1,0 +1,123 @@
+"""Every published file name, in one place.
+
+    ROOT/active.json, ROOT/deployments/<number>.json, ROOT/serving/<server>.json
+    ROOT/daily/<date>/      terms/  model.ckpt-N/  runs/  pipeline.config
+    ROOT/lineages/<date>/   snapshot.json  snapshot/...  lineage.json  terms/  segments/  releases/  compactions/
+                            dense_hot_export/current.json  progress.json  model.ckpt-N/  runs/<run>/
+    model.ckpt-N/           manifest-<term>.json  <term>/...
+    runs/<run>/             pipeline.config  record.json  events.jsonl  steps-<rank>.jsonl  scores-<rank>.arrows
+
+Keys are relative to the folder that the section names: the root, or one lineage's (or daily run's) folder.
+"""
+
+from __future__ import annotations
+
+import re
+
+ACTIVE = "active.json"
+SNAPSHOT = "snapshot.json"
+SNAPSHOT_FILES = "snapshot"
+LINEAGE = "lineage.json"
+PROGRESS = "progress.json"
+CURRENT = "dense_hot_export/current.json"
+PIPELINE = "pipeline.config"
+DATALOADER_STATE = "dataloader_state.json"
+RECORD = "record.json"
+EVENTS = "events.jsonl"
+BEST_EVALUATIONS = "train_eval_result_v2.txt"
+
+_CHECKPOINT_MANIFEST = re.compile(r"^model\.ckpt-(\d+)/manifest-(\d+)\.json$")
+_RELEASE = re.compile(r"^releases/(\d+)\.json$")
+_TERM = re.compile(r"^terms/(\d+)\.json$")
+_DEPLOYMENT = re.compile(r"^deployments/(\d+)\.json$")
+_COMPACTION = re.compile(r"^compactions/(\d+)\.json$")
+
+
+def daily(date: str) -> str:
+    """Folder of the daily job of a business date ("20240102"), below the root."""
+    return f"daily/{date}"
+
+
+def lineage(date: str) -> str:
+    """Folder of a lineage, below the root."""
+    return f"lineages/{date}"
+
+
+def deployment(number: int) -> str:
+    return f"deployments/{number:08d}.json"
+
+
+def deployment_number(key: str) -> int | None:
+    return _number(_DEPLOYMENT, key)
+
+
+def serving_status(server: str) -> str:
+    return f"serving/{server}.json"
+
+
+def term(number: int) -> str:
+    return f"terms/{number:08d}.json"
+
+
+def term_number(key: str) -> int | None:
+    return _number(_TERM, key)
+
+
+def release(sequence: int) -> str:
+    return f"releases/{sequence:08d}.json"
+
+
+def release_sequence(key: str) -> int | None:
+    return _number(_RELEASE, key)
+
+
+def compaction(sequence: int) -> str:
+    return f"compactions/{sequence:08d}.json"
+
+
+def compaction_sequence(key: str) -> int | None:
+    return _number(_COMPACTION, key)
+
+
+def segments(term: int, cut: int) -> str:
+    """Folder of all ranks' parts of one cut."""
+    return f"segments/{term:08d}/{cut:08d}"
+
+
+def checkpoint(step: int) -> str:
+    """Folder of a checkpoint; tzrec's name."""
+    return f"model.ckpt-{step}"
+
+
+def checkpoint_files(step: int, term: int) -> str:
+    """Folder of the files that one term wrote of a checkpoint."""
+    return f"model.ckpt-{step}/{term:08d}"
+
+
+def checkpoint_manifest(step: int, term: int) -> str:
+    return f"model.ckpt-{step}/manifest-{term:08d}.json"
+
+
+def checkpoint_of_manifest(key: str) -> tuple[int, int] | None:
+    """(step, term) of a checkpoint manifest's key; None for any other key."""
+    match = _CHECKPOINT_MANIFEST.match(key)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def run(run_id: str) -> str:
+    return f"runs/{run_id}"
+
+
+def step_log(rank: int) -> str:
+    """Inside a run's folder: which rows entered which step."""
+    return f"steps-{rank:05d}.jsonl"
+
+
+def score_log(rank: int) -> str:
+    """Inside a run's folder: what the model thought of each row before it was trained on it."""
+    return f"scores-{rank:05d}.arrows"
+
+
+def _number(pattern: re.Pattern[str], key: str) -> int | None:
+    match = pattern.match(key)
+    return int(match[1]) if match else None

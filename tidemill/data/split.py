@@ -1,0 +1,117 @@
+"""Splits, runs of rows, and batches that know where their rows came from (D3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SplitId:
+    """The stable identity of an independently readable part: `kind` of the source and a name ("clicks:3", a file's path)."""
+
+    kind: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A split as discovered. `num_rows` None: unbounded. `fingerprint`: what must not change between runs."""
+
+    id: SplitId
+    num_rows: int | None
+    fingerprint: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Consecutive rows of one split inside a batch.
+
+    Covers positions [start, stop). Row k (0 <= k < rows) lies at `start + gap + k * stride`; its own positions end where the next
+    row's begin. `gap` positions at the front hold no row (dropped, compacted, poisoned), but are done with once the run is trained.
+    Files: stride 1, positions are row numbers. Kafka: see `data.sources.kafka`.
+    `event_time`: the largest among the run's rows, NaN if it has none.
+    """
+
+    split: SplitId
+    start: int
+    stop: int
+    rows: int
+    stride: int = 1
+    gap: int = 0
+    event_time: float = float("nan")
+
+
+@dataclass(frozen=True, slots=True)
+class RawBatch:
+    """Rows as read: a table, the runs that its rows came in (in row order; sum of `rows` = table rows), and event times.
+
+    `event_time`: (num_rows,) float64 Unix seconds, NaN where a row has none; None: the source has no event time.
+    `arrived_at`: the same shape, when the source took the row in (broker timestamp); None if unknown.
+    """
+
+    table: pa.Table
+    runs: tuple[Run, ...]
+    event_time: np.ndarray | None = None
+    arrived_at: np.ndarray | None = None
+
+    @property
+    def num_rows(self) -> int:
+        return self.table.num_rows
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """Where the rows of one delivered batch came from, per run, and the times that the loop needs; never per row."""
+
+    runs: tuple[Run, ...]
+    num_rows: int
+    newest_arrival: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery(Generic[T]):
+    """One batch for one training step: its provenance and what the transform made of its rows."""
+
+    provenance: Provenance
+    payload: T
+
+
+def cut_runs(runs: Sequence[Run], rows: int, event_time: np.ndarray | None) -> tuple[tuple[Run, ...], tuple[Run, ...]]:
+    """Split runs behind the first `rows` rows. Both halves' event times are recomputed from `event_time` (all rows of `runs`)."""
+    head: list[Run] = []
+    tail: list[Run] = []
+    first = 0
+    for run in runs:
+        take = min(run.rows, rows - first)
+        if take == run.rows and not (tail and run.rows == 0):
+            head.append(run)
+        elif take <= 0:
+            tail.append(run)
+        else:
+            middle = run.start + run.gap + take * run.stride
+            times = None if event_time is None else event_time[first : first + run.rows]
+            head.append(Run(run.split, run.start, middle, take, run.stride, run.gap, largest(times, 0, take)))
+            tail.append(
+                Run(run.split, middle, run.stop, run.rows - take, run.stride, 0, largest(times, take, run.rows))
+            )
+        first += run.rows
+    return tuple(head), tuple(tail)
+
+
+def largest(event_time: np.ndarray | None, start: int, stop: int) -> float:
+    """The largest event time among rows [start, stop), NaN if there is none."""
+    if event_time is None or stop <= start:
+        return float("nan")
+    rows = event_time[start:stop]
+    finite = rows[~np.isnan(rows)]
+    return float(finite.max()) if len(finite) else float("nan")
