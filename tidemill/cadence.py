@@ -118,7 +118,8 @@ class RankReport:
 class SyncPoint:
     """What all ranks know and decide about one round; the same on every rank."""
 
-    round: int
+    number: int
+    """Rounds before this one in the run."""
     first_step: int
     """Steps trained before this round."""
     weights: tuple[float, ...]
@@ -179,7 +180,7 @@ def agree(
         watermark = EventTime(reached)
     zero = reports[0]
     return SyncPoint(
-        round=round,
+        number=number,
         first_step=first_step,
         weights=weights,
         stop=stop,

@@ -49,9 +49,7 @@ class Document(BaseModel):
         if prefix != f"tidemill.{cls.schema_name}" or not version.isdigit():
             raise CorruptError(f"{where}: holds {schema!r}, not a {cls.schema_id()!r}")
         if int(version) > cls.schema_version:
-            raise CorruptError(
-                f"{where}: {schema} was written by a newer tidemill; this one reads up to {cls.schema_id()}"
-            )
+            raise CorruptError(f"{where}: {schema} was written by a newer tidemill; this one reads up to {cls.schema_id()}")
         for step in range(int(version), cls.schema_version):
             body = cls.upgrades[step](body)
         try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
+from pydantic import Field
+
 from tidemill.contracts.base import Document
 
 RunKind = Literal["train_daily", "train_stream", "export", "train", "evaluate", "predict", "serve", "deploy"]
@@ -49,7 +51,7 @@ class RunRecord(Document):
     """Newest committed release."""
     boundary: float | None = None
     successor: str | None = None
-    details: dict[str, Any] = {}
+    details: dict[str, Any] = Field(default_factory=dict)
     """Figures for people: rows per second, dropped rows, late rows."""
 
 

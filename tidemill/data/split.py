@@ -101,9 +101,7 @@ def cut_runs(runs: Sequence[Run], rows: int, event_time: np.ndarray | None) -> t
             middle = run.start + run.gap + take * run.stride
             times = None if event_time is None else event_time[first : first + run.rows]
             head.append(Run(run.split, run.start, middle, take, run.stride, run.gap, largest(times, 0, take)))
-            tail.append(
-                Run(run.split, middle, run.stop, run.rows - take, run.stride, 0, largest(times, take, run.rows))
-            )
+            tail.append(Run(run.split, middle, run.stop, run.rows - take, run.stride, 0, largest(times, take, run.rows)))
         first += run.rows
     return tuple(head), tuple(tail)
 
