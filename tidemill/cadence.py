@@ -155,7 +155,7 @@ def quorum(values: Sequence[float | None], abstains: Sequence[bool], share: floa
 def agree(
     reports: Sequence[RankReport],
     *,
-    round: int,
+    number: int,
     first_step: int,
     share: float,
     watermark: EventTime | None,

@@ -70,8 +70,10 @@ class LineageRecord(Document):
 
 
 class Deployment(Document):
-    """`deployments/<number>.json`, created exclusively; the newest number is what servers should serve. `active.json` holds a copy as a
-    hint. A rollback is a new number with a pin."""
+    """`deployments/<number>.json`, created exclusively; the newest number is what servers should serve.
+
+    `active.json` holds a copy as a hint. A rollback is a new number with a pin.
+    """
 
     schema_name: ClassVar[str] = "deployment"
 

@@ -79,8 +79,10 @@ class ReleaseManifest(Document):
 
 
 class CurrentHint(Document):
-    """`dense_hot_export/current.json`: a hint for pollers, written after the commit. `version`, `checkpoint_step`, `data_timestamp` and
-    `created_at` are tzrec's keys."""
+    """`dense_hot_export/current.json`: a hint for pollers, written after the commit.
+
+    `version`, `checkpoint_step`, `data_timestamp` and `created_at` are tzrec's keys.
+    """
 
     schema_name: ClassVar[str] = "current"
 
