@@ -6,7 +6,30 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 
+from tidemill.errors import StorageError
+
 Chunk = bytes | bytearray | memoryview
+
+TEMPORARY_PREFIX = ".tmp-"
+"""How the name of an unfinished write starts; no key may have a part that starts so."""
+
+
+def check_key(key: str) -> str:
+    """The key itself, if it is one. Raises StorageError for anything that could leave the store's root or isn't in normal form.
+
+    Keys also come out of manifests that another process wrote, so "..", absolute paths and the like are refused here.
+    """
+    if any(part in ("", ".", "..") or part.startswith(TEMPORARY_PREFIX) for part in key.split("/")) or "\0" in key:
+        raise StorageError(f"{key!r} isn't a storage key: give a relative path without '.', '..' or empty parts")
+    return key
+
+
+def check_prefix(prefix: str) -> str:
+    """The prefix itself, if keys can start with it; its last part may be cut short or empty. Raises StorageError otherwise."""
+    parts = prefix.split("/")
+    if any(part in ("", ".", "..") for part in parts[:-1]) or parts[-1] == ".." or "\0" in prefix:
+        raise StorageError(f"no storage key starts with {prefix!r}: give the start of a relative path")
+    return prefix
 
 
 @dataclass(frozen=True, slots=True, order=True)

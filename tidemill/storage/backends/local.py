@@ -1,0 +1,155 @@
+"""A folder on this machine (or a mounted POSIX file system) as a store."""
+
+from __future__ import annotations
+
+import errno
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn
+
+from tidemill.errors import AlreadyExistsError, NotFoundError, StorageError, UnsafeStoreError
+from tidemill.storage.base import TEMPORARY_PREFIX, Chunk, ObjectInfo, Storage, check_key, check_prefix
+
+_NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
+
+
+class LocalStorage(Storage):
+    """Objects are files below `root`, which is created by the first write.
+
+    Writes go to a hidden file in the target's folder, are synced, and take their name in one step: `os.replace` for `write`,
+    `os.link` for `create` (exclusive between processes, on NFS too). The folder is synced before a write returns. A process
+    that dies in between leaves a hidden file, which nothing lists or reads.
+    """
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(root).expanduser().absolute()
+        self.url = self.root.as_uri()
+
+    def read(self, key: str) -> bytes:
+        try:
+            return self.local_path(key).read_bytes()
+        except OSError as error:
+            _raise(error, key, self.url)
+
+    def write(self, key: str, *chunks: Chunk) -> None:
+        path = self.local_path(key)
+        try:
+            with _temporary_file(path, chunks) as temporary:
+                os.replace(temporary, path)
+            _sync_folder(path.parent)
+        except OSError as error:
+            _raise(error, key, self.url)
+
+    def create(self, key: str, *chunks: Chunk) -> None:
+        path = self.local_path(key)
+        try:
+            with _temporary_file(path, chunks) as temporary:
+                os.link(temporary, path)
+            _sync_folder(path.parent)
+        except OSError as error:
+            _raise_link(error, key, self.url)
+
+    def adopt(self, path: Path, key: str) -> None:
+        """Hard-link the file at `path` (on the same file system) as a new object.
+
+        Raises AlreadyExistsError if the key is taken, UnsafeStoreError if the file system has no hard links, and StorageError
+        for any other failure, a different file system among them.
+        """
+        target = self.local_path(key)
+        try:
+            _make_folder(target.parent)
+            os.link(path.resolve(strict=True), target)
+            _sync_folder(target.parent)
+        except OSError as error:
+            _raise_link(error, key, self.url)
+
+    def list(self, prefix: str = "") -> list[ObjectInfo]:
+        check_prefix(prefix)
+        folder = prefix.rpartition("/")[0]
+        try:
+            return sorted(info for info in _walk(self.root / folder, f"{folder}/" if folder else "", prefix))
+        except OSError as error:
+            _raise(error, prefix, self.url)
+
+    def delete(self, key: str) -> None:
+        try:
+            self.local_path(key).unlink(missing_ok=True)
+        except (IsADirectoryError, NotADirectoryError):
+            return
+        except OSError as error:
+            if not self.local_path(key).is_dir():
+                _raise(error, key, self.url)
+
+    def local_path(self, key: str) -> Path:
+        return self.root / check_key(key)
+
+
+@contextmanager
+def _temporary_file(target: Path, chunks: tuple[Chunk, ...]) -> Iterator[Path]:
+    """A synced hidden file beside the target that holds the chunks; gone afterwards, unless it was renamed."""
+    _make_folder(target.parent)
+    path = target.parent / f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}"
+    try:
+        with path.open("xb") as file:
+            for chunk in chunks:
+                file.write(chunk)
+            file.flush()
+            os.fsync(file.fileno())
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _make_folder(folder: Path) -> None:
+    """Create a folder and its parents, each made durable in its own parent."""
+    if folder.is_dir():
+        return
+    _make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    _sync_folder(folder.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _walk(folder: Path, parent: str, prefix: str) -> Iterator[ObjectInfo]:
+    """Objects in `folder`, whose keys start with `parent`, that match the prefix. What vanishes meanwhile is left out."""
+    try:
+        entries = list(os.scandir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for entry in entries:
+        key = parent + entry.name
+        if entry.name.startswith(TEMPORARY_PREFIX):
+            continue
+        if entry.is_dir():
+            if f"{key}/".startswith(prefix):
+                yield from _walk(folder / entry.name, f"{key}/", prefix)
+        elif key.startswith(prefix):
+            try:
+                stat = entry.stat()
+            except FileNotFoundError:
+                continue
+            yield ObjectInfo(key, stat.st_size, stat.st_mtime)
+
+
+def _raise(error: OSError, key: str, url: str) -> NoReturn:
+    if isinstance(error, FileNotFoundError | IsADirectoryError | NotADirectoryError):
+        raise NotFoundError(f"no object {key!r} in {url}") from error
+    raise StorageError(f"{key!r} in {url}: {error}") from error
+
+
+def _raise_link(error: OSError, key: str, url: str) -> NoReturn:
+    if isinstance(error, FileExistsError):
+        raise AlreadyExistsError(f"{key!r} is already in {url}") from error
+    if error.errno in _NO_HARD_LINKS:
+        raise UnsafeStoreError(f"{url} has no hard links ({error}), so it can't create exclusively: use another folder") from error
+    raise StorageError(f"{key!r} in {url}: {error}") from error
