@@ -57,12 +57,16 @@ ENDINGS: dict[StopReason, Ending] = {
 """Reason -> what still happens. `exit_code` None: the error's own."""
 
 
+NO_BATCH = -1.0
+"""Stands in `RankReport.weights` for a batch that a rank doesn't have. A batch whose rows all have weight 0 is one, of weight 0."""
+
+
 @dataclass(frozen=True, slots=True)
 class RankReport:
     """What one rank puts into the gather.
 
     `event_time`: as of the end of the coming round; None: not reached. `abstains`: all its partitions are idle, or it has none.
-    `weights`: the weight sum of each batch in hand (0 = none), always as many as the config's steps_per_round.
+    `weights`: the weight sum of each batch in hand, `NO_BATCH` where there is none; always as many as the config's steps_per_round.
     `settled_*`: rank 0's newest cut and checkpoint that is committed (ok) or failed; 0 = none yet.
     `clock`, `handover` and `settled_*` are read from rank 0 only.
     """
@@ -123,7 +127,7 @@ class SyncPoint:
     first_step: int
     """Steps trained before this round."""
     weights: tuple[float, ...]
-    """The global weight sum of each step of the round; steps of weight 0 are skipped."""
+    """The global weight sum of each step of the round; a step of weight 0 isn't trained, but its rows are done with."""
     stop: StopReason
     watermark: EventTime | None
     clock: float
@@ -172,9 +176,8 @@ def agree(
         urgent = max(urgent, StopReason.HANDED_OVER)
     stop = urgent if urgent else min(stops)
     columns = list(zip(*(report.weights for report in reports), strict=True))
-    weights = tuple(float(sum(column)) for column in columns[:max_steps])
-    while weights and weights[-1] == 0:
-        weights = weights[:-1]
+    present = [column for column in columns[:max_steps] if any(weight >= 0 for weight in column)]
+    weights = tuple(float(sum(weight for weight in column if weight >= 0)) for column in present)
     reached = quorum([r.event_time for r in reports], [r.abstains for r in reports], share)
     if reached is not None and (watermark is None or reached > watermark):
         watermark = EventTime(reached)
@@ -198,11 +201,11 @@ class Stateful(Protocol):
     """Something that a checkpoint must save and that the checkpoint code doesn't know. State is arrays and JSON, never pickled."""
 
     def state(self) -> dict[str, Any]:
-        """A copy that later training doesn't change: numpy arrays, and JSON values."""
+        """This rank's state, copied so that later training doesn't change it: numpy arrays by name, and JSON values."""
         ...
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Take back what `state` gave, in this process or another."""
+    def load_state(self, states: list[dict[str, Any]]) -> None:
+        """Take back what `state` gave on every rank of the run that saved, in rank order; their number may differ from ours."""
         ...
 
 
