@@ -85,6 +85,13 @@ def read_arrays(storage: Storage, key: str, *, sha256: str | None = None, size: 
     Raises CorruptError naming the key if the size or the hash differs, or if the file isn't well-formed: truncated, a bad header,
     tensors that overlap, leave holes or reach beyond the data.
     """
+    return read_arrays_and_metadata(storage, key, sha256=sha256, size=size)[0]
+
+
+def read_arrays_and_metadata(
+    storage: Storage, key: str, *, sha256: str | None = None, size: int | None = None
+) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """`read_arrays` and `read_metadata` by one read."""
     data = view(storage, key)
     if size is not None and len(data) != size:
         raise CorruptError(f"{key!r} in {storage.url}: {len(data)} bytes, where its manifest says {size}")
@@ -92,7 +99,7 @@ def read_arrays(storage: Storage, key: str, *, sha256: str | None = None, size: 
         raise CorruptError(f"{key!r} in {storage.url}: SHA-256 {found}, where its manifest says {sha256}")
     try:
         header, body = _split(data)
-        return {entry.name: _array(body, entry) for entry in _entries(header, len(body))}
+        return {entry.name: _array(body, entry) for entry in _entries(header, len(body))}, _metadata(header)
     except ValueError as error:
         raise CorruptError(f"{key!r} in {storage.url} isn't a well-formed safetensors file: {error}") from error
 
@@ -163,7 +170,6 @@ def _metadata(header: Mapping[str, Any]) -> dict[str, str]:
 
 def _entries(header: Mapping[str, Any], size: int) -> list[_Entry]:
     """All tensors, in file order; together they fill `size` bytes exactly once. Raises ValueError."""
-    _metadata(header)
     entries = [_entry(name, fields) for name, fields in header.items() if name != _METADATA]
     entries.sort(key=lambda entry: (entry.start, entry.stop))
     end = 0

@@ -42,7 +42,8 @@ class ObjectInfo:
 
 
 class Storage(ABC):
-    """Objects below one root. Keys are relative POSIX paths ("releases/00000003.json").
+    """Objects below one root. Keys are relative POSIX paths ("releases/00000003.json"); the key of an object
+    is never also a folder of others.
 
     Writes are whole-object atomic: a reader sees the old bytes or the new ones, never a part. Methods may be called from any
     thread. Failures raise `StorageError`; a missing object raises `NotFoundError`.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tidemill.errors import CorruptError
-from tidemill.storage.arrays import StoredFile, read_arrays, read_metadata, write_arrays
+from tidemill.storage.arrays import StoredFile, read_arrays, read_arrays_and_metadata, read_metadata, write_arrays
 from tidemill.storage.base import Storage
 
 __all__ = [
@@ -91,15 +91,13 @@ def write_shards(storage: Storage, key: str, shards: Sequence[TableShard], metad
 
 def read_shards(storage: Storage, key: str, *, sha256: str | None = None, size: int | None = None) -> list[TableShard]:
     """All shards of a file, sorted by table; arrays and errors are those of `read_arrays`."""
-    arrays = read_arrays(storage, key, sha256=sha256, size=size)
+    arrays, metadata = read_arrays_and_metadata(storage, key, sha256=sha256, size=size)
     try:
         tensors: dict[str, dict[str, np.ndarray]] = {}
         for name, array in arrays.items():
             table, tensor = split_tensor_name(name)
             tensors.setdefault(table, {})[tensor] = array
-        ranges = {
-            split_tensor_name(name)[0]: text for name, text in read_metadata(storage, key).items() if name.endswith(f"/{_ROWS}")
-        }
+        ranges = {split_tensor_name(name)[0]: text for name, text in metadata.items() if name.endswith(f"/{_ROWS}")}
         if missing := sorted(tensors.keys() - ranges.keys()):
             raise ValueError(f"no row range for table {missing[0]!r}")
         return [_shard(table, text, tensors.get(table, {})) for table, text in sorted(ranges.items())]

@@ -36,11 +36,11 @@ class FaultyStorage(Storage):
     recover with the inner store, or another wrapper around it. Thread-safe.
     """
 
-    def __init__(self, inner: Storage, *, delay_s: float = 0.0, clock: Clock | None = None) -> None:
+    def __init__(self, inner: Storage, *, clock: Clock | None = None) -> None:
         self.inner = inner
         self.url = inner.url
         self.operations: list[Operation] = []
-        self._delay_s = delay_s
+        self._delay_s = 0.0
         self._clock = clock or SystemClock()
         self._fail_before: set[int] = set()
         self._fail_after: set[int] = set()

@@ -8,7 +8,6 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
 
 from tidemill.errors import AlreadyExistsError, NotFoundError, StorageError, UnsafeStoreError
 from tidemill.storage.base import TEMPORARY_PREFIX, Chunk, ObjectInfo, Storage, check_key, check_prefix
@@ -31,8 +30,10 @@ class LocalStorage(Storage):
     def read(self, key: str) -> bytes:
         try:
             return self.local_path(key).read_bytes()
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+            raise NotFoundError(f"no object {key!r} in {self.url}") from error
         except OSError as error:
-            _raise(error, key, self.url)
+            raise _failure(error, key, self.url) from error
 
     def write(self, key: str, *chunks: Chunk) -> None:
         path = self.local_path(key)
@@ -41,16 +42,15 @@ class LocalStorage(Storage):
                 os.replace(temporary, path)
             _sync_folder(path.parent)
         except OSError as error:
-            _raise(error, key, self.url)
+            raise _failure(error, key, self.url) from error
 
     def create(self, key: str, *chunks: Chunk) -> None:
         path = self.local_path(key)
         try:
             with _temporary_file(path, chunks) as temporary:
-                os.link(temporary, path)
-            _sync_folder(path.parent)
+                _link(temporary, path)
         except OSError as error:
-            _raise_link(error, key, self.url)
+            raise _create_failure(error, key, self.url) from error
 
     def adopt(self, path: Path, key: str) -> None:
         """Hard-link the file at `path` (on the same file system) as a new object.
@@ -61,10 +61,9 @@ class LocalStorage(Storage):
         target = self.local_path(key)
         try:
             _make_folder(target.parent)
-            os.link(path.resolve(strict=True), target)
-            _sync_folder(target.parent)
+            _link(path.resolve(strict=True), target)
         except OSError as error:
-            _raise_link(error, key, self.url)
+            raise _create_failure(error, key, self.url) from error
 
     def list(self, prefix: str = "") -> list[ObjectInfo]:
         check_prefix(prefix)
@@ -72,7 +71,7 @@ class LocalStorage(Storage):
         try:
             return sorted(info for info in _walk(self.root / folder, f"{folder}/" if folder else "", prefix))
         except OSError as error:
-            _raise(error, prefix, self.url)
+            raise _failure(error, prefix, self.url) from error
 
     def delete(self, key: str) -> None:
         try:
@@ -81,7 +80,7 @@ class LocalStorage(Storage):
             return
         except OSError as error:
             if not self.local_path(key).is_dir():
-                _raise(error, key, self.url)
+                raise _failure(error, key, self.url) from error
 
     def local_path(self, key: str) -> Path:
         return self.root / check_key(key)
@@ -103,12 +102,23 @@ def _temporary_file(target: Path, chunks: tuple[Chunk, ...]) -> Iterator[Path]:
         path.unlink(missing_ok=True)
 
 
+def _link(path: Path, target: Path) -> None:
+    """Link, and make the target's name durable; also a name that is already there, since the caller may take it for its own."""
+    try:
+        os.link(path, target)
+    finally:
+        _sync_folder(target.parent)
+
+
 def _make_folder(folder: Path) -> None:
     """Create a folder and its parents, each made durable in its own parent."""
     if folder.is_dir():
         return
     _make_folder(folder.parent)
-    folder.mkdir(exist_ok=True)
+    try:
+        folder.mkdir(exist_ok=True)
+    except FileExistsError:
+        raise NotADirectoryError(f"{folder} is an object, so no key can lie below it") from None
     _sync_folder(folder.parent)
 
 
@@ -141,15 +151,13 @@ def _walk(folder: Path, parent: str, prefix: str) -> Iterator[ObjectInfo]:
             yield ObjectInfo(key, stat.st_size, stat.st_mtime)
 
 
-def _raise(error: OSError, key: str, url: str) -> NoReturn:
-    if isinstance(error, FileNotFoundError | IsADirectoryError | NotADirectoryError):
-        raise NotFoundError(f"no object {key!r} in {url}") from error
-    raise StorageError(f"{key!r} in {url}: {error}") from error
+def _failure(error: OSError, key: str, url: str) -> StorageError:
+    return StorageError(f"{key!r} in {url}: {error}")
 
 
-def _raise_link(error: OSError, key: str, url: str) -> NoReturn:
+def _create_failure(error: OSError, key: str, url: str) -> StorageError:
     if isinstance(error, FileExistsError):
-        raise AlreadyExistsError(f"{key!r} is already in {url}") from error
+        return AlreadyExistsError(f"{key!r} is already in {url}")
     if error.errno in _NO_HARD_LINKS:
-        raise UnsafeStoreError(f"{url} has no hard links ({error}), so it can't create exclusively: use another folder") from error
-    raise StorageError(f"{key!r} in {url}: {error}") from error
+        return UnsafeStoreError(f"{url} has no hard links ({error}), so it can't create exclusively: use another folder")
+    return _failure(error, key, url)
