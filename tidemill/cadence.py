@@ -226,21 +226,17 @@ class Trigger(Protocol):
 
 
 class EverySteps:
-    """Due each time the step count passes a multiple of n."""
+    """Due each time the step count passes a multiple of n. `start`: the step that a restored run begins at."""
 
-    def __init__(self, n: int) -> None:
+    def __init__(self, n: int, start: int = 0) -> None:
         self.n = n
-        self._last = 0
+        self._last = start
 
     def due(self, point: SyncPoint) -> bool:
         return point.last_step // self.n > self._last // self.n
 
     def fired(self, point: SyncPoint) -> None:
         self._last = point.last_step
-
-    def start_at(self, step: int) -> None:
-        """Begin counting at a restored step."""
-        self._last = step
 
     def steps_to_next(self, step: int) -> int | None:
         return self.n - step % self.n

@@ -51,8 +51,8 @@ class _Job:
 class CheckpointManager:
     """Saves this rank's share of each checkpoint on its own thread; rank 0's also gathers the parts and commits the manifest.
 
-    A save that fails for the store's sake is reported by `settled` and logged; training goes on. A fenced run, or a bug, raises from
-    `check`. Threading: all methods belong to the training thread.
+    A save that fails for the store's sake is reported by `settled` and logged; training goes on. A fenced run, or a bug, raises
+    from `check`. Threading: all methods belong to the training thread.
     """
 
     def __init__(
@@ -82,13 +82,18 @@ class CheckpointManager:
 
     @property
     def settled(self) -> tuple[int, bool]:
-        """The newest save that has ended, counted from 1, and whether it was committed. On ranks above 0: whether its part is durable."""
+        """The newest save that has ended, counted from 1, and whether it was committed (above rank 0: its part is durable)."""
         return self._settled
 
     @property
     def newest(self) -> tuple[str, CheckpointManifest] | None:
         """Key and manifest of the newest checkpoint that this run committed; rank 0 only."""
         return self._newest
+
+    @property
+    def ready(self) -> bool:
+        """Whether `save` would return at once."""
+        return self._worker.ready
 
     def save(self, capture: Capture) -> int:
         """Hand over a capture; its arrays must not change until the save is settled. Returns the save's number."""

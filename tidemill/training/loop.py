@@ -2,7 +2,7 @@
 
 One round, on every rank:
 
-    take batches -> report, while the gather for the next round travels -> train this round's steps -> checkpoint, cut, report, evaluate
+    take batches -> report -> train this round's steps, while the next gather travels -> checkpoint, cut, report, evaluate
 
 The loop knows no source, no model and no store: it is given a feed, a step and duties. It decides from `SyncPoint`s alone, so all
 ranks do the same things at the same steps; they go on agreeing (ticks) while a final save or a slow store keeps them waiting.
@@ -88,14 +88,18 @@ class Observer(Protocol):
 class Duty:
     """An action that follows a round: its triggers, and, if it is finished in the background, what is outstanding.
 
-    `act` runs on every rank at the same SyncPoint and returns the number of what it began (0: nothing to wait for). `settled` tells
-    rank 0's newest settled number and whether it was committed. `on_settled` runs on every rank at the same SyncPoint.
+    `act` runs on every rank at the same SyncPoint and returns the number of what it began (0: nothing to wait for). `settled`
+    tells rank 0's newest settled number and whether it was committed. `on_settled` runs on every rank at the same SyncPoint.
+    `ready`: whether this rank could begin now without waiting. `max_tries`: how often an ending tries to get it committed;
+    0: until its deadline.
     """
 
     act: Callable[[SyncPoint], int]
     triggers: Sequence[Trigger] = ()
+    ready: Callable[[], bool] = lambda: True
     settled: Callable[[], tuple[int, bool]] = lambda: (0, False)
     on_settled: Callable[[int, bool], None] = lambda number, committed: None
+    max_tries: int = 0
     outstanding: int = 0
     last_step: int = -1
     committed_step: int = -1
@@ -165,7 +169,7 @@ class _Finish:
 
     reason: StopReason
     until: float
-    started: bool = False
+    tries: int = 0
     todo: list[Duty] = field(default_factory=list)
 
 
@@ -221,9 +225,10 @@ class TrainingLoop:
         pending = self._issue()
         while True:
             point = self._decide(pending.wait())
-            self._fill_next(point)
             if self._is_over(point):
                 return Outcome(self._reason(point), point.last_step, point.watermark)
+            self._begin_finish(point)
+            self._fill_next(point)
             # The next gather travels while this round trains.
             pending = self._issue(after=point)
             self._train(point)
@@ -275,7 +280,7 @@ class TrainingLoop:
     def _issue(self, after: SyncPoint | None = None) -> Pending:
         first = 0 if after is None else min(len(after.weights), len(self._hand))
         step = self._trained_steps if after is None else after.last_step
-        coming = list(self._hand)[first : first + self._limit(step)]
+        coming = [] if self._finish else list(self._hand)[first : first + self._limit(step)]
         return self._agreement.issue(self._report(list(self._hand)[:first], coming))
 
     def _report(self, current: list[Delivery[Batch]], coming: list[Delivery[Batch]]) -> RankReport:
@@ -289,7 +294,7 @@ class TrainingLoop:
             event_time=event_time,
             abstains=abstains,
             stop=self._own_reason(),
-            writer_ready=True,
+            writer_ready=all(duty.ready() for duty in self._duties.all()),
             weights=tuple(weights),
             clock=self._clock.time(),
             handover=self._handed_over.is_set(),
@@ -338,17 +343,20 @@ class TrainingLoop:
             duties.checkpoint.settle(point.settled_checkpoint, point.settled_checkpoint_ok)
         if duties.cut:
             duties.cut.settle(point.settled_cut, point.settled_cut_ok)
-        self._begin_finish(point)
-        if self._finish is None:
-            for duty in duties.all():
-                if not duty.outstanding and duty.is_due(point):
-                    duty.run(point)
+        if self._finish is not None:
+            self._continue_finish(self._finish, point)
             return
-        self._continue_finish(self._finish, point)
+        for duty in duties.all():
+            if duty.is_due(point) and self._may_begin(duty, point):
+                duty.run(point)
+
+    def _may_begin(self, duty: Duty, point: SyncPoint) -> bool:
+        return not duty.outstanding and (point.writers_ready or duty in (self._duties.report, self._duties.evaluate))
 
     def _begin_finish(self, point: SyncPoint) -> None:
+        """Take the reason to stop that this round brought, before the next report is made: it must not promise more batches."""
         reason = self._reason(point)
-        if reason is StopReason.NONE or self._finish:
+        if reason is StopReason.NONE or (self._finish and reason <= self._finish.reason):
             return
         if reason is StopReason.EXHAUSTED and self._feed.next_pass():
             self._exhausted = False
@@ -360,23 +368,24 @@ class TrainingLoop:
             until=self._clock.monotonic() + self._settings.finish_timeout_s,
             todo=[duty for wants, duty in wanted if wants and duty is not None],
         )
-        self._hand.clear()
-        log.info("stopping at step %d: %s", point.last_step, reason.name.lower())
+        log.info("stopping after step %d: %s", point.last_step, reason.name.lower())
         logs.event("train.stopping", step=point.last_step, reason=reason.name.lower())
 
     def _continue_finish(self, finish: _Finish, point: SyncPoint) -> None:
-        """Do what is left of the ending, each once the one before it has settled; a failed commit is tried again."""
+        """Do what is left of the ending in order, each once the one before it has settled; a failed commit is tried again."""
         while finish.todo:
             duty = finish.todo[0]
-            if duty.outstanding:
-                return
-            done = duty is not self._duties.report and duty.committed_step == point.last_step
-            if done or (finish.started and duty.settled() == (0, False) and duty.last_step == point.last_step):
+            gave_up = duty.max_tries and finish.tries >= duty.max_tries
+            if not duty.outstanding and (duty.committed_step == point.last_step or gave_up):
                 finish.todo.pop(0)
-                finish.started = False
+                finish.tries = 0
                 continue
+            if not self._may_begin(duty, point):
+                return
             duty.run(point)
-            finish.started = True
+            finish.tries += 1
+            if not duty.outstanding:
+                duty.committed_step = point.last_step
 
     def _is_over(self, point: SyncPoint) -> bool:
         if self._reason(point) is StopReason.FAILED:
