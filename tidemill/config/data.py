@@ -1,0 +1,221 @@
+"""Where rows come from (tzrec's data.proto), and what it lacks: Kafka, event time, event ids, the hash."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from tidemill.config.base import Config, Positive, Seconds, Share, Unsigned, later, not_yet, without_effect
+from tidemill.config.sampler import (
+    HardNegativeSampler,
+    HardNegativeSamplerV2,
+    NegativeSampler,
+    NegativeSamplerV2,
+    TDMSampler,
+)
+
+DatasetType = Literal["OdpsDataset", "ParquetDataset", "CsvDataset", "OdpsDatasetV1", "KafkaDataset"]
+SOURCE_KINDS: dict[str, str] = {"ParquetDataset": "parquet", "KafkaDataset": "kafka"}
+"""dataset_type -> kind of source; others come later."""
+
+FieldType = Literal[
+    "INT32",
+    "INT64",
+    "STRING",
+    "FLOAT",
+    "DOUBLE",
+    "ARRAY_INT32",
+    "ARRAY_INT64",
+    "ARRAY_STRING",
+    "ARRAY_FLOAT",
+    "ARRAY_DOUBLE",
+    "ARRAY_ARRAY_INT32",
+    "ARRAY_ARRAY_INT64",
+    "ARRAY_ARRAY_STRING",
+    "ARRAY_ARRAY_FLOAT",
+    "ARRAY_ARRAY_DOUBLE",
+    "MAP_STRING_INT32",
+    "MAP_STRING_INT64",
+    "MAP_STRING_STRING",
+    "MAP_STRING_FLOAT",
+    "MAP_STRING_DOUBLE",
+    "MAP_INT64_INT32",
+    "MAP_INT64_INT64",
+    "MAP_INT64_STRING",
+    "MAP_INT64_FLOAT",
+    "MAP_INT64_DOUBLE",
+    "MAP_INT32_INT32",
+    "MAP_INT32_INT64",
+    "MAP_INT32_STRING",
+    "MAP_INT32_FLOAT",
+    "MAP_INT32_DOUBLE",
+]
+FgMode = Literal["FG_NONE", "FG_NORMAL", "FG_DAG", "FG_BUCKETIZE"]
+
+
+class InputField(Config):
+    """One column of the input."""
+
+    input_name: str
+    """Name of the column."""
+    input_type: FieldType | None = None
+    """Type of the column; inferred if not given."""
+
+
+class KafkaConfig(Config):
+    """A Kafka topic as the source of rows. Partitions are assigned by position, never by a consumer group."""
+
+    brokers: str
+    """`host:port`, several separated by commas."""
+    topic: str
+    """Name of the topic."""
+    group_id: str = ""
+    """Consumer group that offsets are committed to, for lag dashboards only; one a lineage."""
+    start_timestamp_ms: Unsigned | None = None
+    """Start at the first message at or after this broker time, when no checkpoint says where."""
+    message_format: Literal["json", "arrow"] = "json"
+    """`json`: one object a message; `arrow`: one Arrow IPC stream a message."""
+    max_wait_s: Seconds = 0.05
+    """Longest wait for a full batch; a shorter one is trained then."""
+    idle_timeout_s: Seconds = 10.0
+    """A partition without messages for so long is idle, and doesn't hold back the watermark."""
+    client: dict[str, str | int | float | bool] = Field(default_factory=dict)
+    """Further librdkafka settings by their dotted names (`security.protocol`, `sasl.password`, ...)."""
+
+
+class EventTimeConfig(Config):
+    """When a row happened."""
+
+    column: str = ""
+    """Column with the event time, in Unix seconds; empty: the message's timestamp (Kafka), or none (files)."""
+    max_future_s: Seconds = 300.0
+    """Times further ahead of the clock than this are counted and ignored."""
+
+
+class HashConfig(Config):
+    """How strings become bucket numbers. Never to change within a model's life."""
+
+    function: Literal["std", "farm"] = "std"
+    """`std`: tzrec's default (64-bit `std::hash` of libstdc++); `farm`: FarmHash Fingerprint64."""
+
+
+class DataConfig(Config):
+    """Input columns, labels, batches, and how columns become features."""
+
+    oneofs: ClassVar = {
+        "sampler": (
+            "negative_sampler",
+            "negative_sampler_v2",
+            "hard_negative_sampler",
+            "hard_negative_sampler_v2",
+            "tdm_sampler",
+        )
+    }
+
+    batch_size: Positive = 1024
+    """Rows in a batch of one rank."""
+    dataset_type: DatasetType
+    """ParquetDataset or KafkaDataset (others come later)."""
+    fg_encoded: bool | None = None
+    """Old switch; if given it overrides fg_mode (true: FG_NONE; false: FG_DAG if fg_threads > 0, else FG_NORMAL)."""
+    fg_encoded_multival_sep: str = "\x03"
+    """Separator of several values in a string column that's encoded already (FG_NONE)."""
+    label_fields: tuple[str, ...] = ()
+    """Columns with labels; the first is the label of a single-task model."""
+    num_workers: Unsigned = without_effect("reading runs in threads; see train_config.runtime.threads", 8)
+    """Processes that read."""
+    pin_memory: bool = later(True)
+    """Use pinned memory for copies to the device."""
+    input_fields: tuple[InputField, ...] = ()
+    """Columns to read, with types; all that are needed if none are given."""
+    delimiter: str = later(",")
+    """Separator of columns (CSV)."""
+    with_header: bool = later(False)
+    """The first line is a header (CSV)."""
+    eval_batch_size: Positive | None = None
+    """Rows in a batch of the evaluation; batch_size if not given."""
+    drop_remainder: bool = later(False)
+    """Leave out the last, short batch."""
+    fg_threads: Unsigned = without_effect("features are computed by one plan a batch", 1)
+    """Threads of the feature computation."""
+    is_orderby_partition: bool = later(False)
+    """Read partitions in order (MaxCompute)."""
+    odps_data_quota_name: str = later("pay-as-you-go")
+    """Quota (MaxCompute)."""
+    sample_mask_prob: Share = later(0.0)
+    """Probability of leaving out a feature that's marked use_mask."""
+    negative_sample_mask_prob: Share = later(0.0)
+    """The same for sampled negatives."""
+    force_base_data_group: bool = later(False)
+    """Put features of sampled negatives with the others."""
+    sample_weight_fields: tuple[str, ...] = later(())
+    """Columns that can serve as weights of rows."""
+    fg_mode: FgMode = "FG_NONE"
+    """FG_NONE: columns are features already. FG_DAG: features are computed from the columns (FG_NORMAL means the same)."""
+    shuffle: bool = later(False)
+    """Shuffle files and batches in training."""
+    shuffle_buffer_size: Positive = later(32)
+    """Batches in the shuffle buffer."""
+    odps_data_compression: Literal["LZ4_FRAME", "ZSTD", "UNCOMPRESSED"] = later("LZ4_FRAME")
+    """Compression on the wire (MaxCompute)."""
+    sample_cost_field: str = later("")
+    """Column with the cost of a row."""
+    batch_cost_size: Unsigned | None = later()
+    """Most cost in a batch, instead of a number of rows."""
+    input_fields_str: str = ""
+    """input_fields in short: `name:TYPE;name:TYPE`."""
+    in_order: bool = without_effect("batches always keep their order", True)
+    """Keep the order of the readers."""
+    kafka: KafkaConfig | None = None
+    """The topic, if dataset_type is KafkaDataset and the input path isn't a `kafka://` address."""
+    event_time: EventTimeConfig = EventTimeConfig()
+    """Where event times come from."""
+    id_column: str = ""
+    """Column with the event's id, written to ledgers (which row was trained in which step); empty: no ledger."""
+    hash: HashConfig = HashConfig()
+    """How strings become bucket numbers."""
+
+    negative_sampler: NegativeSampler | None = not_yet()
+    """Weighted negatives that aren't in the batch."""
+    negative_sampler_v2: NegativeSamplerV2 | None = not_yet()
+    """Negatives without the user's positives."""
+    hard_negative_sampler: HardNegativeSampler | None = not_yet()
+    """Negatives with hard ones."""
+    hard_negative_sampler_v2: HardNegativeSamplerV2 | None = not_yet()
+    """Both."""
+    tdm_sampler: TDMSampler | None = not_yet()
+    """Negatives of a tree."""
+
+    @property
+    def source_kind(self) -> str:
+        """Kind of the source: `parquet`, `kafka`."""
+        return SOURCE_KINDS[self.dataset_type]
+
+    @property
+    def mode(self) -> Literal["FG_NONE", "FG_DAG", "FG_BUCKETIZE"]:
+        """fg_mode with the old switch applied."""
+        if self.fg_encoded is not None:
+            return "FG_NONE" if self.fg_encoded else "FG_DAG"
+        return "FG_DAG" if self.fg_mode == "FG_NORMAL" else self.fg_mode
+
+    @property
+    def columns(self) -> dict[str, FieldType | None]:
+        """Declared columns and their types, from input_fields or input_fields_str; empty if none are declared."""
+        if self.input_fields:
+            return {field.input_name: field.input_type for field in self.input_fields}
+        return parse_columns(self.input_fields_str)
+
+
+def parse_columns(text: str) -> dict[str, Any]:
+    """`name:TYPE;name:TYPE` -> {name: type}. BIGINT means INT64, INT means INT32. Raises ValueError naming the part."""
+    aliases = {"BIGINT": "INT64", "INT": "INT32"}
+    known: tuple[str, ...] = FieldType.__args__  # type: ignore[attr-defined]
+    columns: dict[str, Any] = {}
+    for part in filter(None, (part.strip() for part in text.split(";"))):
+        name, _, kind = (piece.strip() for piece in part.partition(":"))
+        kind = aliases.get(kind.upper(), kind.upper())
+        if not name or kind not in known or name in columns:
+            raise ValueError(f"{part!r} isn't name:TYPE with a known type, once a name")
+        columns[name] = kind
+    return columns
