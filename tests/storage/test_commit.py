@@ -190,6 +190,7 @@ def test_a_failing_store_is_named_at_the_deadline(local: LocalStorage, clock: Ma
     storage.fail_at(*range(1, 1000))
     with pytest.raises(DeadlineError, match=r"rank 0 under.*last failure: operation"):
         await_parts(storage, "cut", 1, 5.0, clock)
+    assert 6 <= storage.num_operations <= 20  # often at first, then about once a second
 
 
 def test_no_ranks_need_no_parts(local: LocalStorage, clock: ManualClock) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 
@@ -148,7 +150,7 @@ class StorageContract:
                     return False
                 return True
 
-            with ThreadPoolExecutor(RACING_THREADS) as pool:
+            with ThreadPoolExecutor(RACING_THREADS) as pool, _frequent_switches():
                 won = list(pool.map(create, range(RACING_THREADS)))
             assert won.count(True) == 1
             assert storage.read(key) == b"%d " % won.index(True) * 1000
@@ -194,6 +196,17 @@ class StorageContract:
         storage.write("from", b"changed")
         assert storage.read("to/here") == b"bytes"
         assert [info.key for info in storage.list()] == ["empty", "from", "to/empty", "to/here"]
+
+
+@contextmanager
+def _frequent_switches() -> Iterator[None]:
+    """Let threads take turns every few microseconds, so that a look followed by a write loses its race."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def _whole(storage: Storage, key: str) -> int | None:
