@@ -256,7 +256,8 @@ def _write_topic(response: ResponseWriter, name: str, num_partitions: int, versi
 
 async def init_producer_id(broker: Broker, call: Call) -> ResponseWriter:
     transactional_id = call.body.nullable_string()
-    # Transactions are not offered; the client gets an error that it can't retry.
-    error = call.error or (ErrorCode.NONE if transactional_id is None else ErrorCode.UNSUPPORTED_VERSION)
+    # There are no transactions; clients retry most other errors until they time out.
+    refused = ErrorCode.NONE if transactional_id is None else ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    error = call.error or refused
     producer_id = -1 if error else broker.topics.new_producer_id()
     return ResponseWriter().int32(0).int16(error).int64(producer_id).int16(-1 if error else 0)

@@ -11,6 +11,7 @@ from tidemill.testing.broker.state import Broker, Call
 from tidemill.testing.broker.store import CommittedOffset, OffsetKey
 
 _NODE_ID = 1
+_TRANSACTION_COORDINATOR = 1
 
 
 def _throttled(version: int, since: int) -> ResponseWriter:
@@ -19,9 +20,13 @@ def _throttled(version: int, since: int) -> ResponseWriter:
 
 
 async def find_coordinator(broker: Broker, call: Call) -> ResponseWriter:
-    response = _throttled(call.version, since=1).int16(call.error)
+    call.body.string()  # whose coordinator: this node is everybody's
+    for_transactions = call.version >= 1 and call.body.int8() == _TRANSACTION_COORDINATOR
+    # An error that clients take as final: most others they retry until they time out.
+    refused = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED if for_transactions else ErrorCode.NONE
+    response = _throttled(call.version, since=1).int16(call.error or refused)
     if call.version >= 1:
-        response.string(None)
+        response.string("the development broker has no transactions" if refused else None)
     return response.int32(_NODE_ID).string(call.host).int32(call.port)
 
 

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import random
+import resource
 import signal
 import socket
 import struct
@@ -23,7 +24,7 @@ from tidemill.testing.broker.protocol import (
     RequestReader,
     ResponseWriter,
 )
-from tidemill.testing.broker.state import DROP_CONNECTION, Broker, BrokerOptions, Call
+from tidemill.testing.broker.state import DROP_ANSWER, DROP_REQUEST, Broker, BrokerOptions, Call
 from tidemill.testing.broker.store import write_atomically
 
 logger = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ class _RequestHeader(NamedTuple):
     correlation_id: int
 
 
-_APIS: dict[ApiKey, _Api] = {
+_APIS: dict[int, _Api] = {
     ApiKey.PRODUCE: _Api(7, data_api.produce),
     ApiKey.FETCH: _Api(11, data_api.fetch),
     ApiKey.LIST_OFFSETS: _Api(3, data_api.list_offsets),
@@ -159,12 +160,15 @@ class BrokerServer:
         else:
             api = _find_api(header)
             error = self._broker.faults.take_error(ApiKey(header.api))
-            if error == DROP_CONNECTION:
+            if error == DROP_REQUEST:
                 return False
             if self._broker.faults.round_trip_s:
                 await asyncio.sleep(self._broker.faults.round_trip_s)
             host, port = writer.get_extra_info("sockname")[:2]
-            response = await api.handle(self._broker, Call(body, header.version, error, host, port))
+            told_error = ErrorCode.NONE if error == DROP_ANSWER else error
+            response = await api.handle(self._broker, Call(body, header.version, told_error, host, port))
+            if error == DROP_ANSWER:
+                return False
         self._broker.counts[ApiKey(header.api).name.lower()] += 1
         if response is not None:
             writer.write(_RESPONSE_HEADER.pack(len(response) + 4, header.correlation_id))
@@ -218,7 +222,7 @@ def _parse_api(text: str) -> ApiKey:
 
 
 def _find_api(header: _RequestHeader) -> _Api:
-    api = _APIS.get(ApiKey(header.api)) if header.api in list(ApiKey) else None
+    api = _APIS.get(header.api)
     if api is None or not 0 <= header.version <= api.max_version:
         raise MalformedRequestError(f"API {header.api} version {header.version} is not offered")
     return api
@@ -258,6 +262,9 @@ def run_broker(options: BrokerOptions) -> None:
 
     Raises StorageError if another broker writes in the folder, ConfigError if a port is taken.
     """
+    # Each partition is an open file; the usual soft limit of 1024 is soon reached.
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
     broker = Broker(options)
     try:
         asyncio.run(_serve(broker))

@@ -11,8 +11,10 @@ from tidemill.testing.broker.groups import ConsumerGroup
 from tidemill.testing.broker.protocol import ApiKey, ErrorCode, RequestReader
 from tidemill.testing.broker.store import FolderLock, OffsetStore, TopicStore
 
-# An injected "error" that closes the connection instead of answering.
-DROP_CONNECTION = -1
+# Injected "errors" that close the connection instead of answering: without doing what was asked, or after doing it (the
+# case in which a client repeats what has already happened).
+DROP_REQUEST = -1
+DROP_ANSWER = -2
 
 
 @dataclass(frozen=True, slots=True)
