@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from tidemill.config.base import NOT_YET, Config, Resolver
 from tidemill.config.schema import Shape, shapes
-from tidemill.config.tree import Finding, Node, Origin, Path, did_you_mean, path_text
+from tidemill.config.tree import Finding, Node, Origin, Path, did_you_mean, path_text, plain
 from tidemill.errors import ConfigError
 
 Messages = Mapping[str, Node]
@@ -166,6 +166,8 @@ class Builder:
         return _FAILED if any(item is _FAILED for item in items.values()) else items
 
     def _single(self, shape: Shape, node: Node, path: Path) -> Any:
+        if Any in shape.scalars:
+            return plain(node)
         if shape.message is not None:
             return self._message(shape.message, node, path)
         problem = _misfit(shape, node)

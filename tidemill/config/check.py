@@ -130,6 +130,9 @@ def _groups(config: PipelineConfig) -> Found:
         yield ("model_config", "feature_groups", index, "group_name"), f"group {name!r} is defined twice"
     for index, group in enumerate(groups):
         path: Path = ("model_config", "feature_groups", index, "feature_names")
+        if group.group_type not in ("DEEP", "SEQUENCE"):
+            type_path = ("model_config", "feature_groups", index, "group_type")
+            yield type_path, f"{group.group_type} comes later; supported now: DEEP, SEQUENCE"
         if not group.feature_names and not group.sequence_groups:
             yield path, f"group {group.group_name!r} has no features"
         yield from _members(group.group_name, group.feature_names, known, path)

@@ -156,11 +156,11 @@ class FeatureGroupConfig(Config):
     """Features, in the order in which they are concatenated."""
     group_type: Literal["DEEP", "WIDE", "SEQUENCE", "JAGGED_SEQUENCE"] = "DEEP"
     """DEEP: one concatenated vector. WIDE: one small vector a feature. SEQUENCE: query and padded sequence."""
-    sequence_groups: tuple[SeqGroupConfig, ...] = later(())
+    sequence_groups: tuple[SeqGroupConfig, ...] = not_yet(())
     """Sequences nested in a DEEP group."""
-    sequence_encoders: tuple[SeqEncoderConfig, ...] = later(())
+    sequence_encoders: tuple[SeqEncoderConfig, ...] = not_yet(())
     """Encoders that turn nested sequences into vectors, appended to the group."""
-    embedding_name_suffix: str = later("")
+    embedding_name_suffix: str = not_yet("")
     """Appended to the names of the tables, so that this group has tables of its own."""
 
 

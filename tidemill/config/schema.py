@@ -33,7 +33,7 @@ class Shape:
         if self.message is not None:
             text = self.message.__qualname__.removesuffix(".Config")
         elif self.choices:
-            text = f"one of {', '.join(self.choices)}"
+            text = "one of " + ", ".join(choice or '""' for choice in self.choices)
         else:
             words = {int: "integer", float: "number", bool: "true or false", str: "string"}
             text = " or ".join(sorted(words.get(kind, kind.__name__) for kind in self.scalars)) or "any"

@@ -58,7 +58,7 @@ def _mapping(node: Any, name: str, inside: tuple[Any, ...]) -> Node:
 
 def _scalar(node: Any) -> Scalar:
     text: str = node.value
-    if node.style is not None:
+    if node.style in ("'", '"', "|", ">"):
         return text
     if node.tag == f"{_TAG}null":
         return None

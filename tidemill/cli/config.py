@@ -1,0 +1,49 @@
+"""`tidemill config check CONFIG` and `tidemill config explain KEY`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tidemill import registry
+from tidemill.config.base import Config
+from tidemill.config.explain import explain as explain_key
+from tidemill.config.load import load_pipeline
+from tidemill.errors import ConfigError
+
+app = typer.Typer(help="Check a pipeline config, or explain one of its fields.", no_args_is_help=True)
+
+
+def registered_config(family: str, kind: str) -> type[Config]:
+    """The Config class of a registered kind: the resolver of every command."""
+    config: type[Config] = registry.resolve(family, kind).Config  # type: ignore[attr-defined]
+    return config
+
+
+@app.command()
+def check(
+    path: Annotated[Path, typer.Argument(help="The pipeline config: YAML, JSON or protobuf text.")],
+    edit_config_json: Annotated[str | None, typer.Option(help="Edits, applied before the check.")] = None,
+) -> None:
+    """Report everything wrong with a config; exit code 0 if it can be used, 2 if not."""
+    try:
+        loaded = load_pipeline(path, registered_config, edits=edit_config_json)
+    except ConfigError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(error.exit_code) from None
+    for warning in loaded.warnings:
+        typer.echo(f"warning: {warning}", err=True)
+    entries = len(loaded.config.feature_configs)
+    typer.echo(f"{path}: fine ({entries} features, {loaded.config.model.kind}, {len(loaded.warnings)} warnings)")
+
+
+@app.command()
+def explain(key: Annotated[str, typer.Argument(help="Dotted path, e.g. train_config.publish.interval_s")]) -> None:
+    """Print a field's type, default and meaning; all fields of a section."""
+    try:
+        typer.echo(explain_key(key, registered_config))
+    except ConfigError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(error.exit_code) from None
