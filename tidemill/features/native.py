@@ -14,6 +14,7 @@ import pyarrow as pa
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+from numba.np.unsafe.ndarray import to_fixed_tuple
 
 from tidemill.features.columns import Column
 from tidemill.features.hashing import (
@@ -53,6 +54,7 @@ from tidemill.features.program import (
     TABLE_MASK,
     UNKNOWN,
     VOCABULARY,
+    WIDTH,
     Program,
 )
 
@@ -72,7 +74,7 @@ def encode(
     lengths = np.zeros((len(columns), size), np.int32)
     fault = np.zeros(3, np.int64)
     tables = (program.plans, program.defaults, program.keys, program.ids)
-    used = _encode(addresses, tables, num_rows, values, lengths, fault)
+    used = _encode(addresses, *tables, num_rows, values, lengths, np.empty(20, np.uint8), fault)
     return values[:used], lengths, (int(fault[0]), int(fault[1]), int(fault[2])) if fault[2] else None
 
 
@@ -103,7 +105,11 @@ def _address(buffer: pa.Buffer | None) -> int:
     return buffer.address if buffer is not None else 0
 
 
-def _jit(function: Callable) -> Callable:
+# Within an entry everything is inlined: passing views and plans from call to call took four times as long as the work.
+_inline = numba.njit(nogil=True, boundscheck=False, error_model="numpy", forceinline=True)
+
+
+def _entry(function: Callable) -> Callable:
     try:
         return numba.njit(nogil=True, cache=True, boundscheck=False, error_model="numpy")(function)
     except RuntimeError:  # nowhere to write the cache: compile in each process
@@ -118,17 +124,30 @@ def _pointer(typing_context, address):
     return types.voidptr(types.int64), generate
 
 
-@_jit
+@intrinsic
+def _trailing_zeros(typing_context, word):
+    def generate(context, builder, signature, arguments):
+        return builder.cttz(arguments[0], context.get_constant(types.boolean, True))
+
+    return types.int64(types.uint64), generate
+
+
+@_inline
 def _bytes(address, count):
     return numba.carray(_pointer(address), (count,), np.uint8)
 
 
-@_jit
+@_inline
 def _int32s(address, count):
     return numba.carray(_pointer(address), (count,), np.int32)
 
 
-@_jit
+@_inline
+def _uint64s(address, count):
+    return numba.carray(_pointer(address), (count,), np.uint64)
+
+
+@_inline
 def _int64s(address, count):
     return numba.carray(_pointer(address), (count,), np.int64)
 
@@ -137,7 +156,7 @@ def _int64s(address, count):
 _ALL = 1 << 62
 
 
-@_jit
+@_inline
 def _is_null(valid_address, at):
     if valid_address == 0:
         return False
@@ -147,7 +166,7 @@ def _is_null(valid_address, at):
 # ---- words and hashes
 
 
-@_jit
+@_inline
 def _word(data, at, count):
     word = np.uint64(0)
     for k in range(count):
@@ -155,7 +174,7 @@ def _word(data, at, count):
     return word
 
 
-@_jit
+@_inline
 def _word8(data, at):
     # Written out, so that the compiler makes one load of it.
     p = np.uint64(at)
@@ -171,7 +190,7 @@ def _word8(data, at):
     )
 
 
-@_jit
+@_inline
 def _std(data, start, stop):
     state = STD_SEED ^ (np.uint64(stop - start) * STD_MULTIPLIER)
     at = start
@@ -183,7 +202,7 @@ def _std(data, start, stop):
     return std_finish(state)
 
 
-@_jit
+@_inline
 def _farm(data, start, stop):
     count = stop - start
     size = np.uint64(count)
@@ -212,7 +231,7 @@ def _farm(data, start, stop):
     return FARM_K2
 
 
-@_jit
+@_inline
 def _eight(data, at):
     return (
         _word8(data, at),
@@ -226,7 +245,7 @@ def _eight(data, at):
     )
 
 
-@_jit
+@_inline
 def _farm_long(data, start, stop):
     zero = np.uint64(0)
     x, y, z = FARM_X0 + _word8(data, start), FARM_Y0, FARM_Z0
@@ -244,7 +263,7 @@ def _farm_long(data, start, stop):
 # ---- one value
 
 
-@_jit
+@_inline
 def _parse(data, start, stop):
     """The whole number in data[start:stop]; -NOT_A_NUMBER or -OUT_OF_RANGE if it has none or is negative or huge."""
     negative = data[np.uint64(start)] == 45
@@ -264,7 +283,7 @@ def _parse(data, start, stop):
     return -OUT_OF_RANGE if huge or (negative and value > 0) else value
 
 
-@_jit
+@_inline
 def _look_up(key, plan, keys, ids):
     mask = plan[TABLE_MASK]
     slot = np.int64(key & np.uint64(mask))
@@ -277,7 +296,7 @@ def _look_up(key, plan, keys, ids):
         slot = (slot + 1) & mask
 
 
-@_jit
+@_inline
 def _text_id(data, start, stop, plan, keys, ids):
     """The id of data[start:stop], which isn't empty; or a negative code."""
     rule = plan[RULE]
@@ -291,7 +310,7 @@ def _text_id(data, start, stop, plan, keys, ids):
     return -OUT_OF_RANGE if value >= plan[MODULUS] else value
 
 
-@_jit
+@_inline
 def _number_id(value, plan, keys, ids, digits):
     rule = plan[RULE]
     if rule == COPY:
@@ -302,7 +321,7 @@ def _number_id(value, plan, keys, ids, digits):
     return _text_id(digits, start, 20, plan, keys, ids)
 
 
-@_jit
+@_inline
 def _write_digits(value, digits):
     """Decimal text at the end of a 20-byte array; returns where it begins."""
     rest = np.uint64(value) if value >= 0 else np.uint64(0) - np.uint64(value)
@@ -322,7 +341,24 @@ def _write_digits(value, digits):
 # ---- one row
 
 
-@_jit
+@_inline
+def _find(data, start, stop, byte):
+    """Where `byte` is first in data[start:stop], or stop; eight bytes at a time."""
+    ones, tops = np.uint64(0x0101010101010101), np.uint64(0x8080808080808080)
+    pattern = np.uint64(byte) * ones
+    while stop - start >= 8:
+        differences = _word8(data, start) ^ pattern
+        # The lowest top bit that stays set marks the first byte without a difference.
+        zeros = (differences - ones) & ~differences & tops
+        if zeros != 0:
+            return start + (_trailing_zeros(zeros) >> 3)
+        start += 8
+    while start < stop and data[np.uint64(start)] != byte:
+        start += 1
+    return start
+
+
+@_inline
 def _first_piece(data, start, stop, separator):
     """The first piece between separators that isn't empty; (stop, stop) if there is none."""
     while start < stop and data[np.uint64(start)] == separator:
@@ -333,23 +369,21 @@ def _first_piece(data, start, stop, separator):
     return start, end
 
 
-@_jit
-def _text_item(data, start, stop, cut, plan, tables, values, cursor, room):
-    """Write the ids of one text, cut into pieces at `cut` (-1: one piece). Returns cursor, or a negative code."""
+@_inline
+def _text_item(data, start, stop, cut, separator, plan, views, values, cursor, room):
+    """Write the ids of one text, cut into pieces at `cut`; of a step, up to `separator`. -1: there are no such bytes.
+
+    Returns cursor, or a negative code.
+    """
     is_sequence = plan[DELIMITER] >= 0
     at = start
     while room > 0:
-        end = at
-        if cut >= 0:
-            while end < stop and data[np.uint64(end)] != cut:
-                end += 1
-        else:
-            end = stop
+        end = _find(data, at, stop, cut) if cut >= 0 else stop
         first, last = at, end
-        if is_sequence:
-            first, last = _first_piece(data, at, end, plan[SEPARATOR])
+        if separator >= 0:
+            first, last = _first_piece(data, at, end, separator)
         if first < last:
-            value = _text_id(data, first, last, plan, tables[2], tables[3])
+            value = _text_id(data, first, last, plan, views[1], views[2])
             if value < 0:
                 return value
             values[cursor] = value
@@ -358,7 +392,7 @@ def _text_item(data, start, stop, cut, plan, tables, values, cursor, room):
         elif is_sequence:
             if plan[DEFAULT_START] == plan[DEFAULT_STOP]:
                 return -EMPTY_STEP
-            values[cursor] = tables[1][plan[DEFAULT_START]]
+            values[cursor] = views[0][plan[DEFAULT_START]]
             cursor += 1
             room -= 1
         if end >= stop:
@@ -367,15 +401,13 @@ def _text_item(data, start, stop, cut, plan, tables, values, cursor, room):
     return cursor
 
 
-@_jit
-def _text_row(column, plan, tables, starts, low, high, values, cursor):
+@_inline
+def _text_row(column, plan, views, starts, low, high, cut, separator, values, cursor):
     """Write the ids of the items [low, high) of one row. Returns cursor, or a negative code."""
     data = _bytes(column[DATA], _ALL)
     begin = cursor
     limit = plan[LIMIT] if plan[LIMIT] > 0 else _ALL
     listed = column[LISTED] == 1
-    is_sequence = plan[DELIMITER] >= 0
-    cut = np.int64(-1) if listed else (plan[DELIMITER] if is_sequence else plan[SEPARATOR])
     for item in range(low, high):
         room = limit - (cursor - begin)
         if room <= 0:
@@ -386,14 +418,14 @@ def _text_row(column, plan, tables, starts, low, high, values, cursor):
             stop = start
         if start == stop and not listed:
             break
-        cursor = _text_item(data, start, stop, cut, plan, tables, values, cursor, room)
+        cursor = _text_item(data, start, stop, cut, separator, plan, views, values, cursor, room)
         if cursor < 0:
             return cursor
     return cursor
 
 
-@_jit
-def _number_row(column, plan, tables, data, low, high, values, cursor, digits):
+@_inline
+def _number_row(column, plan, views, data, low, high, values, cursor, digits):
     begin = cursor
     limit = plan[LIMIT] if plan[LIMIT] > 0 else _ALL
     is_sequence = plan[DELIMITER] >= 0
@@ -402,13 +434,13 @@ def _number_row(column, plan, tables, data, low, high, values, cursor, digits):
             break
         at = item + column[SHIFT]
         if not _is_null(column[VALID], at):
-            value = _number_id(np.int64(data[np.uint64(at)]), plan, tables[2], tables[3], digits)
+            value = _number_id(np.int64(data[np.uint64(at)]), plan, views[1], views[2], digits)
         elif not is_sequence or column[LISTED] == 0:
             continue
         elif plan[DEFAULT_START] == plan[DEFAULT_STOP]:
             value = -EMPTY_STEP
         else:
-            value = tables[1][plan[DEFAULT_START]]
+            value = views[0][plan[DEFAULT_START]]
         if value < 0:
             return value
         values[cursor] = value
@@ -419,7 +451,7 @@ def _number_row(column, plan, tables, data, low, high, values, cursor, digits):
 # ---- one column
 
 
-@_jit
+@_inline
 def _extent(column, row):
     """The items [low, high) of a row; none for a null list."""
     if column[LISTED] == 0:
@@ -434,37 +466,108 @@ def _extent(column, row):
     return np.int64(narrow[np.uint64(at)]), np.int64(narrow[np.uint64(at + 1)])
 
 
-@_jit
-def _row(column, plan, tables, row, values, cursor, digits):
+@_inline
+def _row(column, plan, views, row, cut, separator, values, cursor, digits):
     low, high = _extent(column, row)
     if column[TEXT]:
         if column[WIDE]:
-            return _text_row(column, plan, tables, _int64s(column[STARTS], _ALL), low, high, values, cursor)
-        return _text_row(column, plan, tables, _int32s(column[STARTS], _ALL), low, high, values, cursor)
+            starts = _int64s(column[STARTS], _ALL)
+            return _text_row(column, plan, views, starts, low, high, cut, separator, values, cursor)
+        narrow = _int32s(column[STARTS], _ALL)
+        return _text_row(column, plan, views, narrow, low, high, cut, separator, values, cursor)
     if column[WIDE]:
-        return _number_row(column, plan, tables, _int64s(column[DATA], _ALL), low, high, values, cursor, digits)
-    return _number_row(column, plan, tables, _int32s(column[DATA], _ALL), low, high, values, cursor, digits)
+        return _number_row(column, plan, views, _int64s(column[DATA], _ALL), low, high, values, cursor, digits)
+    return _number_row(column, plan, views, _int32s(column[DATA], _ALL), low, high, values, cursor, digits)
 
 
-@_jit
-def _encode(columns, tables, num_rows, values, lengths, fault):
+@_inline
+def _items(column):
+    """The items [low, high) of all rows."""
+    rows, shift = column[ROWS], column[LIST_SHIFT]
+    if column[LISTED] == 0 or rows == 0:
+        return np.int64(0), rows
+    if column[LIST_WIDE]:
+        wide = _int64s(column[LIST_STARTS], _ALL)
+        return wide[shift], wide[shift + rows]
+    narrow = _int32s(column[LIST_STARTS], _ALL)
+    return np.int64(narrow[shift]), np.int64(narrow[shift + rows])
+
+
+@_inline
+def _count(column, byte):
+    """How often a byte occurs in the text of all rows."""
+    low, high = _items(column)
+    low, high = low + column[SHIFT], high + column[SHIFT]
+    if column[TEXT] == 0 or column[STARTS] == 0 or low >= high:
+        return np.int64(0)
+    if column[WIDE]:
+        wide = _int64s(column[STARTS], _ALL)
+        start, stop = wide[low], wide[high]
+    else:
+        narrow = _int32s(column[STARTS], _ALL)
+        start, stop = np.int64(narrow[low]), np.int64(narrow[high])
+    count = np.int64(0)
+    for value in _bytes(column[DATA] + start, stop - start):
+        count += value == byte
+    return count
+
+
+@_entry
+def _bound(columns, plans, num_rows):
+    """At least as many values as _encode will write."""
+    total = np.int64(0)
+    for f in range(len(columns)):
+        column, plan = columns[f], plans[f]
+        rows = column[ROWS]
+        if rows == 0:
+            continue
+        low, high = _items(column)
+        # Each item is a piece, and each cut makes one more; elements of lists aren't cut.
+        count = high - low + rows * (plan[DEFAULT_STOP] - plan[DEFAULT_START])
+        if column[LISTED] == 0:
+            count += _count(column, plan[DELIMITER] if plan[DELIMITER] >= 0 else plan[SEPARATOR])
+        if plan[LIMIT] > 0:
+            count = min(count, rows * plan[LIMIT])
+        total += count * max(1, num_rows // rows)
+    return total
+
+
+@_inline
+def _cuts(column, plan):
+    """The byte between pieces and, in a sequence, between the values of a step; -1 if the text holds none."""
+    separator = plan[SEPARATOR] if _count(column, plan[SEPARATOR]) > 0 else np.int64(-1)
+    if plan[DELIMITER] < 0:
+        return (separator if column[LISTED] == 0 else np.int64(-1)), np.int64(-1)
+    return (plan[DELIMITER] if column[LISTED] == 0 else np.int64(-1)), separator
+
+
+@_entry
+def _encode(columns, plans, defaults, keys, ids, num_rows, all_values, lengths, scratch, fault):
     """Fill values and lengths; returns the number of values, or 0 with `fault` set."""
     cursor = np.int64(0)
-    digits = np.empty(20, np.uint8)
+    # Inside, arrays are bare views: counting references to owned ones would cost more than the hashing.
+    digits = _bytes(scratch.ctypes.data, len(scratch))
+    values = _int64s(all_values.ctypes.data, len(all_values))
+    views = (
+        _int64s(defaults.ctypes.data, len(defaults)),
+        _uint64s(keys.ctypes.data, len(keys)),
+        _int64s(ids.ctypes.data, len(ids)),
+    )
     for f in range(len(columns)):
-        column, plan = columns[f], tables[0][f]
+        column, plan = to_fixed_tuple(columns[f], ADDRESSES), to_fixed_tuple(plans[f], WIDTH)
+        cut, separator = _cuts(column, plan)
         # A column of one row is encoded once, and its ids are repeated.
         distinct = min(column[ROWS], num_rows)
         begin = cursor
         for row in range(distinct):
             before = cursor
-            cursor = _row(column, plan, tables, row, values, cursor, digits)
+            cursor = _row(column, plan, views, row, cut, separator, values, cursor, digits)
             if cursor < 0:
                 fault[0], fault[1], fault[2] = f, row, -cursor
                 return np.int64(0)
             if cursor == before:
                 for at in range(plan[DEFAULT_START], plan[DEFAULT_STOP]):
-                    values[cursor] = tables[1][at]
+                    values[cursor] = views[0][at]
                     cursor += 1
             lengths[f, row] = cursor - before
         if distinct < num_rows:
@@ -474,51 +577,3 @@ def _encode(columns, tables, num_rows, values, lengths, fault):
                 lengths[f, row] = count
                 cursor += count
     return cursor
-
-
-@_jit
-def _text_bound(column, plan, starts, low, high):
-    """At most so many pieces do the items [low, high) hold: one each, and one more per cut."""
-    if high <= low:
-        return np.int64(0)
-    if column[LISTED] == 1:
-        return high - low
-    cut = plan[DELIMITER] if plan[DELIMITER] >= 0 else plan[SEPARATOR]
-    start = np.int64(starts[np.uint64(low + column[SHIFT])])
-    stop = np.int64(starts[np.uint64(high + column[SHIFT])])
-    data = _bytes(column[DATA] + start, stop - start)
-    count = np.int64(0)
-    for byte in data:
-        count += byte == cut
-    return count + high - low
-
-
-@_jit
-def _bound(columns, plans, num_rows):
-    """At least as many values as _encode will write."""
-    total = np.int64(0)
-    for f in range(len(columns)):
-        column, plan = columns[f], plans[f]
-        rows = column[ROWS]
-        if rows == 0:
-            continue
-        low, high = np.int64(0), rows
-        if column[LISTED] == 1:
-            shift = column[LIST_SHIFT]
-            if column[LIST_WIDE]:
-                wide = _int64s(column[LIST_STARTS], _ALL)
-                low, high = wide[shift], wide[shift + rows]
-            else:
-                narrow = _int32s(column[LIST_STARTS], _ALL)
-                low, high = np.int64(narrow[shift]), np.int64(narrow[shift + rows])
-        count = high - low
-        if column[TEXT]:
-            if column[WIDE]:
-                count = _text_bound(column, plan, _int64s(column[STARTS], _ALL), low, high)
-            else:
-                count = _text_bound(column, plan, _int32s(column[STARTS], _ALL), low, high)
-        count += rows * (plan[DEFAULT_STOP] - plan[DEFAULT_START])
-        if plan[LIMIT] > 0:
-            count = min(count, rows * plan[LIMIT])
-        total += count * max(1, num_rows // rows)
-    return total
