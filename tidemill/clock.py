@@ -11,7 +11,7 @@ EventTime = NewType("EventTime", float)
 """When a row happened: finite Unix seconds, made only by `event_time`."""
 
 # 0001-01-01 .. 9999-12-31: what a calendar can show. Milliseconds given as seconds fall outside, and are told apart that way.
-_EARLIEST, _LATEST = -62135596800.0, 253402300799.0
+EARLIEST, LATEST = -62135596800.0, 253402300799.0
 
 
 def event_time(value: object) -> EventTime:
@@ -28,7 +28,7 @@ def event_time(value: object) -> EventTime:
         raise ValueError("event time is an integer too large for Unix seconds") from None
     if not math.isfinite(seconds):
         raise ValueError(f"event time must be finite, not {seconds}")
-    if not _EARLIEST <= seconds <= _LATEST:
+    if not EARLIEST <= seconds <= LATEST:
         raise ValueError(f"event time {seconds:.0f} isn't Unix seconds (milliseconds?)")
     return EventTime(seconds)
 

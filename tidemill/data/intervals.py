@@ -6,6 +6,8 @@ import bisect
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 
 @dataclass(frozen=True, slots=True)
 class IntervalSet:
@@ -53,13 +55,16 @@ class IntervalSet:
 
     def __sub__(self, other: IntervalSet) -> IntervalSet:
         left: list[tuple[int, int]] = []
+        cuts, at = other.intervals, 0
         for start, stop in self.intervals:
-            for cut_start, cut_stop in other.intervals:
-                if cut_stop <= start or cut_start >= stop:
-                    continue
-                if cut_start > start:
-                    left.append((start, cut_start))
-                start = max(start, cut_stop)
+            while at < len(cuts) and cuts[at][1] <= start:
+                at += 1
+            while at < len(cuts) and cuts[at][0] < stop and start < stop:
+                if cuts[at][0] > start:
+                    left.append((start, cuts[at][0]))
+                start = cuts[at][1]
+                # A cut that reaches into the next interval is needed there too.
+                at += start < stop
             if start < stop:
                 left.append((start, stop))
         return IntervalSet(tuple(left))
@@ -67,9 +72,30 @@ class IntervalSet:
     def __and__(self, other: IntervalSet) -> IntervalSet:
         return self - (self - other)
 
+    def holds(self, positions: np.ndarray) -> np.ndarray:
+        """(n,) bool: which of the positions are in the set."""
+        edges = np.asarray(self.intervals, dtype=np.int64).reshape(-1)
+        # Edges alternate start, stop and strictly rise, so an odd number of them at or below a position means inside.
+        return np.searchsorted(edges, positions, side="right") % 2 == 1
+
+    def slice(self, first: int, stop: int) -> IntervalSet:
+        """The members whose rank in the set is in [first, stop)."""
+        taken: list[tuple[int, int]] = []
+        before = 0
+        for low, high in self.intervals:
+            start, end = low + max(first - before, 0), low + min(stop - before, high - low)
+            if start < end:
+                taken.append((start, end))
+            before += high - low
+        return IntervalSet(tuple(taken))
+
     def first_gap(self, start: int) -> int:
         """The smallest position >= start that isn't in the set."""
         for low, high in self.intervals:
             if low <= start < high:
                 return high
         return start
+
+
+NOTHING = IntervalSet()
+"""The empty set."""

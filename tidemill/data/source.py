@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
 
+from tidemill.data.assignment import Assigned
 from tidemill.data.intervals import IntervalSet
 from tidemill.data.split import RawBatch, Split
 
@@ -22,6 +27,74 @@ class SplitReader(ABC):
     @abstractmethod
     def close(self) -> None:
         """Give up what was opened. Idempotent."""
+
+
+class _OneAfterAnother(SplitReader):
+    """Bounded splits in the order given, each opened when the one before has ended."""
+
+    def __init__(self, source: Source, assigned: Sequence[Assigned]) -> None:
+        self._source = source
+        self._left = deque(assigned)
+        self._reader: SplitReader | None = None
+
+    def read(self, timeout_s: float) -> RawBatch | None:
+        while self._reader is not None or self._left:
+            if self._reader is None:
+                part = self._left[0]
+                self._reader = self._source.open(part.split, part.remaining, part.done)
+                self._left.popleft()
+            try:
+                return self._reader.read(timeout_s)
+            except EOFError:
+                self._reader.close()
+                self._reader = None
+        raise EOFError
+
+    def close(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+
+class _InTurn(SplitReader):
+    """Unbounded splits, each read in turn; a read waits only when none of them has anything."""
+
+    def __init__(self, source: Source, assigned: Sequence[Assigned]) -> None:
+        self._readers: deque[SplitReader] = deque()
+        self._pause = threading.Event()
+        try:
+            for part in assigned:
+                self._readers.append(source.open(part.split, part.remaining, part.done))
+        except BaseException:
+            self.close()
+            raise
+        self._opened = len(self._readers)
+
+    def read(self, timeout_s: float) -> RawBatch | None:
+        for _ in range(len(self._readers)):
+            raw = self._next(0.0)
+            if raw is not None:
+                return raw
+        if not self._opened:
+            self._pause.wait(timeout_s)
+            return None
+        return self._next(timeout_s)
+
+    def _next(self, timeout_s: float) -> RawBatch | None:
+        if not self._readers:
+            raise EOFError
+        reader = self._readers[0]
+        self._readers.rotate(-1)
+        try:
+            return reader.read(timeout_s)
+        except EOFError:
+            self._readers.remove(reader)
+            reader.close()
+            return None
+
+    def close(self) -> None:
+        while self._readers:
+            self._readers.popleft().close()
 
 
 class Source(ABC):
@@ -46,8 +119,16 @@ class Source(ABC):
         Raises SourceChangedError naming split and difference if the split can't be what `done` was read from.
         """
 
+    def open_all(self, assigned: Sequence[Assigned]) -> SplitReader:
+        """One reader of everything that a rank reads.
+
+        Bounded: one split after the other, in the order given. Unbounded: all at once, none of them starved; it ends when all
+        of them have. A source that reads many splits through one connection overrides this.
+        """
+        return _OneAfterAnother(self, assigned) if self.bounded else _InTurn(self, assigned)
+
     @abstractmethod
-    def verify(self, split: Split, fingerprint: dict) -> None:
+    def verify(self, split: Split, fingerprint: dict[str, Any]) -> None:
         """Compare a split with the fingerprint that an earlier run saved. Raises SourceChangedError naming both."""
 
     def close(self) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -104,6 +104,72 @@ def cut_runs(runs: Sequence[Run], rows: int, event_time: np.ndarray | None) -> t
             tail.append(Run(run.split, middle, run.stop, run.rows - take, run.stride, 0, largest(times, take, run.rows)))
         first += run.rows
     return tuple(head), tuple(tail)
+
+
+def join_runs(runs: Iterable[Run]) -> tuple[Run, ...]:
+    """The same rows and positions in as few runs as their form allows; the order of rows stays."""
+    joined: list[Run] = []
+    for run in runs:
+        last = joined[-1] if joined else None
+        if last is None or last.split != run.split or last.stop != run.start:
+            joined.append(run)
+        elif last.rows == 0:
+            joined[-1] = replace(run, start=last.start, gap=run.gap + run.start - last.start)
+        elif run.gap == 0 and run.stride == last.stride and run.start == last.start + last.gap + last.rows * last.stride:
+            time = float(np.fmax(last.event_time, run.event_time))
+            joined[-1] = replace(last, stop=run.stop, rows=last.rows + run.rows, event_time=time)
+        else:
+            joined.append(run)
+    return tuple(joined)
+
+
+def with_event_time(batch: RawBatch, event_time: np.ndarray) -> RawBatch:
+    """A batch with other event times, in its runs too."""
+    runs: list[Run] = []
+    first = 0
+    for run in batch.runs:
+        runs.append(replace(run, event_time=largest(event_time, first, first + run.rows)))
+        first += run.rows
+    return replace(batch, runs=tuple(runs), event_time=event_time)
+
+
+def positions(run: Run) -> np.ndarray:
+    """(rows,) int64: where each row of a run lies."""
+    return run.start + run.gap + run.stride * np.arange(run.rows, dtype=np.int64)
+
+
+def keep_rows(batch: RawBatch, keep: np.ndarray) -> RawBatch:
+    """A batch without the rows whose `keep` is False; their positions are still covered by its runs."""
+    if keep.all():
+        return batch
+    runs: list[Run] = []
+    first = 0
+    for run in batch.runs:
+        times = None if batch.event_time is None else batch.event_time[first : first + run.rows]
+        runs.extend(_thin(run, keep[first : first + run.rows], times))
+        first += run.rows
+    return RawBatch(
+        batch.table.filter(pa.array(keep)),
+        join_runs(runs),
+        None if batch.event_time is None else batch.event_time[keep],
+        None if batch.arrived_at is None else batch.arrived_at[keep],
+    )
+
+
+def _thin(run: Run, keep: np.ndarray, event_time: np.ndarray | None) -> list[Run]:
+    """The stretches of a run's rows that are kept, each with the dropped ones before it as its gap; then what is left over."""
+    edges = np.flatnonzero(np.diff(keep.astype(np.int8), prepend=0, append=0)).tolist()
+    first = run.start + run.gap
+    thinned: list[Run] = []
+    start = run.start
+    for begin, end in zip(edges[::2], edges[1::2], strict=True):
+        stop = run.stop if end == run.rows else first + end * run.stride
+        gap = first + begin * run.stride - start
+        thinned.append(Run(run.split, start, stop, end - begin, run.stride, gap, largest(event_time, begin, end)))
+        start = stop
+    if start < run.stop:
+        thinned.append(Run(run.split, start, run.stop, 0, run.stride, run.stop - start))
+    return thinned
 
 
 def largest(event_time: np.ndarray | None, start: int, stop: int) -> float:

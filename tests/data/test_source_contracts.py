@@ -1,0 +1,49 @@
+"""The shipped contract over sources that need no service."""
+
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from tidemill.data.sources.parquet import ParquetConfig, ParquetSource
+from tidemill.data.sources.synthetic import SyntheticSource
+from tidemill.testing.scripted_source import Idle, Rows, ScriptedSource
+from tidemill.testing.source_contract import SourceContract, numbered
+
+
+class TestParquet(SourceContract):
+    def make(self, directory: Path) -> ParquetSource:
+        if not any(directory.iterdir()):
+            for name, start, stop in (("b", 0, 31), ("a", 31, 60), ("empty", 0, 0)):
+                pq.write_table(numbered(start, stop), directory / f"{name}.parquet", row_group_size=10)
+        return ParquetSource(ParquetConfig(paths=f"{directory}/*.parquet", event_time_column="event_time"), ["event_id"])
+
+    def num_rows(self) -> int:
+        return 60
+
+    def change(self, directory: Path) -> bool:
+        pq.write_table(numbered(100, 129), directory / "a.parquet", row_group_size=10)
+        return True
+
+
+class TestScripted(SourceContract):
+    def make(self, directory: Path) -> ScriptedSource:
+        shift = 7 if (directory / "changed").exists() else 0
+        scripts = {"b": [Rows(numbered(0, 20 + shift)), Idle(0.001), Rows(numbered(30, 33))], "a": [Rows(numbered(40, 61))]}
+        return ScriptedSource(scripts)
+
+    def num_rows(self) -> int:
+        return 44
+
+    def change(self, directory: Path) -> bool:
+        (directory / "changed").touch()
+        return True
+
+
+class TestSynthetic(SourceContract):
+    batch_size = 2500
+
+    def make(self, directory: Path) -> SyntheticSource:
+        return SyntheticSource(SyntheticSource.Config(num_rows=self.num_rows(), num_splits=2))
+
+    def num_rows(self) -> int:
+        return 20_000

@@ -1,0 +1,105 @@
+"""Which rank reads what: pure functions of the splits, of what is done, and of the number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from tidemill.data.intervals import NOTHING, IntervalSet
+from tidemill.data.split import Split, SplitId
+
+Done = Mapping[SplitId, IntervalSet]
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """What one rank reads of one split. `remaining`: the positions to read, None for an unbounded split; `done`: those trained
+    already, by any rank."""
+
+    split: Split
+    remaining: IntervalSet | None
+    done: IntervalSet = NOTHING
+
+
+@dataclass(frozen=True, slots=True)
+class AssignmentBase:
+    """What an assignment was computed from. Kept in the checkpoint, so that a run that resumes with as many ranks gives each
+    rank the rest of its own rows, in the same batches."""
+
+    world_size: int
+    splits: tuple[SplitId, ...]
+    done: dict[SplitId, IntervalSet]
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values; `from_json` is the inverse."""
+        return {
+            "world_size": self.world_size,
+            "splits": [
+                {"kind": split.kind, "split": split.name, "intervals": [list(pair) for pair in self.done.get(split, NOTHING)]}
+                for split in self.splits
+            ],
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """The base that `to_json` wrote."""
+        done = {
+            SplitId(entry["kind"], entry["split"]): IntervalSet.of((start, stop) for start, stop in entry["intervals"])
+            for entry in value["splits"]
+        }
+        return cls(int(value["world_size"]), tuple(done), {split: rows for split, rows in done.items() if rows})
+
+
+def assign(splits: Sequence[Split], done: Done, world_size: int, rank: int) -> list[Assigned]:
+    """The rank's share of what is left, in the order of `splits`.
+
+    Bounded: the rows left of all splits, laid end to end, are dealt in one contiguous stretch a rank whose sizes differ by at
+    most 1; splits of which the rank has no row are left out. Unbounded: a split belongs to one rank as a whole, by its place
+    in the sorted list, so that it stays with its rank whatever else was trained. Over all ranks each row is dealt once.
+    """
+    ordered = sorted(splits, key=lambda split: _natural(split.id))
+    unbounded = [split for split in ordered if split.num_rows is None][rank::world_size]
+    bounded = [split for split in splits if split.num_rows is not None]
+    return _deal(bounded, done, world_size, rank) + [Assigned(s, None, done.get(s.id, NOTHING)) for s in unbounded]
+
+
+def plan(
+    splits: Sequence[Split], base: AssignmentBase | None, progress: Done, world_size: int, rank: int
+) -> tuple[AssignmentBase, list[Assigned]]:
+    """What a rank reads from here on, and the base to keep in the next checkpoints; the base is the same on all ranks.
+
+    With the base's own number of ranks and splits: the assignment computed from it, less what was trained since. Otherwise
+    (new run, other number of ranks, files added): what is left is dealt anew.
+    """
+    ids = tuple(split.id for split in splits)
+    if base is None or base.world_size != world_size or base.splits != ids:
+        base = AssignmentBase(world_size, ids, {split: progress[split] for split in ids if progress.get(split)})
+    assigned: list[Assigned] = []
+    for part in assign(splits, base.done, world_size, rank):
+        done = progress.get(part.split.id, NOTHING)
+        remaining = None if part.remaining is None else part.remaining - done
+        if remaining is None or remaining:
+            assigned.append(Assigned(part.split, remaining, done))
+    return base, assigned
+
+
+def _deal(splits: Sequence[Split], done: Done, world_size: int, rank: int) -> list[Assigned]:
+    left = [IntervalSet.of([(0, split.num_rows or 0)]) - done.get(split.id, NOTHING) for split in splits]
+    share, extra = divmod(sum(len(rows) for rows in left), world_size)
+    first = rank * share + min(rank, extra)
+    stop = first + share + (rank < extra)
+    dealt: list[Assigned] = []
+    before = 0
+    for split, rows in zip(splits, left, strict=True):
+        mine = rows.slice(max(first - before, 0), max(stop - before, 0))
+        if mine:
+            dealt.append(Assigned(split, mine, done.get(split.id, NOTHING)))
+        before += len(rows)
+    return dealt
+
+
+def _natural(split: SplitId) -> tuple[str, str, int, str]:
+    """Sorts "clicks:2" before "clicks:10", so that partitions added later don't move the others to another rank."""
+    stem, colon, number = split.name.rpartition(":")
+    return (split.kind, stem, int(number), "") if colon and number.isdigit() else (split.kind, split.name, 0, "")

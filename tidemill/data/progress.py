@@ -1,0 +1,137 @@
+"""Which rows have been trained: advanced by trained batches only, merged over ranks, written as split states (D3)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Self
+
+from tidemill.contracts.progress import SplitState
+from tidemill.data.intervals import NOTHING, IntervalSet
+from tidemill.data.source import Source
+from tidemill.data.split import Provenance, Split, SplitId
+from tidemill.errors import SourceChangedError
+from tidemill.logs import log
+
+
+class Progress:
+    """Trained positions and the largest trained event time of every split, and the passes completed.
+
+    Belongs to the training thread; `copy` gives a snapshot that another thread may keep.
+    """
+
+    def __init__(self, *, passes: int = 0) -> None:
+        self.passes = passes
+        self.done: dict[SplitId, IntervalSet] = {}
+        self.max_event_time: dict[SplitId, float] = {}
+
+    def advance(self, provenance: Provenance) -> None:
+        """Record that a batch was trained."""
+        for run in provenance.runs:
+            self.done[run.split] = self.done.get(run.split, NOTHING).add(run.start, run.stop)
+            self._reach(run.split, run.event_time)
+
+    def complete_pass(self) -> None:
+        """Begin the next trip over bounded data: nothing of it is done yet. Event times stay."""
+        self.passes += 1
+        self.done.clear()
+
+    def copy(self) -> Progress:
+        """An independent copy; cheap, since interval sets are immutable."""
+        return Progress.merge([self])
+
+    @classmethod
+    def merge(cls, parts: Sequence[Progress]) -> Self:
+        """All ranks' progress as one. Raises ValueError if they aren't in the same pass: positions of different passes can't
+        be told apart in one set."""
+        passes = {part.passes for part in parts} or {0}
+        if len(passes) > 1:
+            raise ValueError(f"can't merge progress of different passes: {sorted(passes)}")
+        merged = cls(passes=passes.pop())
+        for part in parts:
+            for split, positions in part.done.items():
+                known = merged.done.get(split)
+                merged.done[split] = positions if known is None else known | positions
+            for split, time in part.max_event_time.items():
+                merged._reach(split, time)
+        return merged
+
+    def to_states(self, splits: Sequence[Split]) -> list[SplitState]:
+        """One state a split, in the order given, untouched ones included; then splits that are known from before only."""
+        known = {split.id for split in splits}
+        gone = [Split(split, None) for split in sorted(set(self.done) - known)]
+        return [
+            SplitState(
+                kind=split.id.kind,
+                split=split.id.name,
+                intervals=list(self.done.get(split.id, NOTHING)),
+                num_rows=split.num_rows,
+                fingerprint=split.fingerprint,
+                max_event_time=self.max_event_time.get(split.id),
+            )
+            for split in (*splits, *gone)
+        ]
+
+    @classmethod
+    def from_states(cls, states: Iterable[SplitState], *, passes: int = 0) -> Self:
+        """The progress that was saved."""
+        progress = cls(passes=passes)
+        for state in states:
+            split = SplitId(state.kind, state.split)
+            if state.intervals:
+                progress.done[split] = IntervalSet.of(state.intervals)
+            if state.max_event_time is not None:
+                progress._reach(split, state.max_event_time)
+        return progress
+
+    def _reach(self, split: SplitId, time: float) -> None:
+        if not math.isnan(time) and time > self.max_event_time.get(split, -math.inf):
+            self.max_event_time[split] = time
+
+
+def merge_states(parts: Iterable[Sequence[SplitState]]) -> list[SplitState]:
+    """All ranks' states as one, sorted by kind and split: what any rank trained, up to the largest event time of any."""
+    merged: dict[SplitId, SplitState] = {}
+    for part in parts:
+        for state in part:
+            split = SplitId(state.kind, state.split)
+            known = merged.get(split)
+            merged[split] = state if known is None else _joined(known, state)
+    return [merged[split] for split in sorted(merged)]
+
+
+def _joined(one: SplitState, other: SplitState) -> SplitState:
+    times = [time for time in (one.max_event_time, other.max_event_time) if time is not None]
+    return one.model_copy(
+        update={
+            "intervals": list(IntervalSet.of([*one.intervals, *other.intervals])),
+            "num_rows": one.num_rows if one.num_rows is not None else other.num_rows,
+            "fingerprint": one.fingerprint or other.fingerprint,
+            "max_event_time": max(times, default=None),
+        }
+    )
+
+
+def verify_splits(source: Source, splits: Sequence[Split], states: Iterable[SplitState]) -> None:
+    """Compare what a source offers with what an earlier run read of it; say how many splits are new, done and missing.
+
+    Raises SourceChangedError naming the split if one isn't what it was, or was read in part and is gone. States of other kinds
+    of source are ignored.
+    """
+    offered = {split.id: split for split in splits}
+    saved = {SplitId(state.kind, state.split): state for state in states if state.kind == source.kind}
+    for name, state in saved.items():
+        if name in offered:
+            source.verify(offered[name], state.fingerprint)
+        elif state.intervals and not _complete(state):
+            raise SourceChangedError(f"{name} was read in part by an earlier run and is gone; put it back to resume")
+    if saved:
+        new, missing = len(offered.keys() - saved.keys()), len(saved.keys() - offered.keys())
+        done = sum(_complete(state) for state in saved.values())
+        log.info(
+            "%s splits: %d new, %d done, %d missing of %d", source.kind, new, done, missing, len(saved.keys() | offered.keys())
+        )
+
+
+def _complete(state: SplitState) -> bool:
+    return state.num_rows is not None and len(IntervalSet.of(state.intervals)) == state.num_rows
