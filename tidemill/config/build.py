@@ -274,7 +274,7 @@ def _message_of(problem: dict[str, Any]) -> str:
         return "required"
     if kind in signs:
         key, sign = signs[kind]
-        return f"must be {sign} {context[key]}, got {given}"
+        return f"must be {sign} {context[key]:g}, got {given}"
     if kind.startswith("int_"):
         return f"expected an integer, got {given}"
     if kind.startswith("float_"):

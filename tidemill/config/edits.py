@@ -228,10 +228,8 @@ class Editor:
             value = _proto_section(given, value.origin, repeated)
         elif repeated and isinstance(given, str):
             value = _proto_list(given, value.origin)
-        elif shape is not None and shape.mapping:
-            return value
-        elif shape is not None and place.cls is None:
-            value = Node(_scalar(given, shape), value.origin) if not isinstance(given, list | dict) else value
+        elif shape is not None and place.cls is None and not shape.mapping and not isinstance(given, list | dict):
+            value = Node(_scalar(given, shape), value.origin)
         copy = _copied(value)
         if place.cls is not None:
             for item in copy.value if isinstance(copy.value, list) else [copy]:

@@ -88,8 +88,14 @@ def load_pipeline(
     config = builder.build(PipelineConfig, root)
     findings = list(builder.findings)
     if isinstance(config, PipelineConfig):
-        findings += cross_check(config, root)
+        findings += _beside(findings, cross_check(config, root))
     return _conclude(config, findings, source)
+
+
+def _beside(found: list[Finding], more: list[Finding]) -> list[Finding]:
+    """Leaves out what is said of a section that has an error in it: a misspelt field is missing too."""
+    wrong = [finding.path for finding in found if finding.level == "error"]
+    return [finding for finding in more if not any(path.startswith(f"{finding.path}.") for path in wrong)]
 
 
 def _conclude(config: Config | None, findings: list[Finding], source: Source) -> Loaded:

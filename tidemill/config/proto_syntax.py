@@ -49,13 +49,17 @@ def _tokens(text: str, name: str) -> list[_Token]:
     while at < len(text):
         match = _TOKEN.match(text, at)
         if match is None:
-            raise ConfigSyntaxError(Origin(name, line), f"not protobuf text: unexpected {text[at : at + 10].split()[0]!r}")
+            raise ConfigSyntaxError(Origin(name, line), f"not protobuf text: unexpected {_word(text, at)!r}")
         if match.lastgroup != "space":
             tokens.append(_Token(str(match.lastgroup), match.group(), line))
         line += match.group().count("\n")
         at = match.end()
     tokens.append(_Token("end", "", line))
     return tokens
+
+
+def _word(text: str, at: int) -> str:
+    return (text[at : at + 10].split() or [text[at]])[0]
 
 
 class _Parser:

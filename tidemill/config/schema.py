@@ -35,7 +35,7 @@ class Shape:
         elif self.choices:
             text = "one of " + ", ".join(choice or '""' for choice in self.choices)
         else:
-            words = {int: "integer", float: "number", bool: "true or false", str: "string"}
+            words: dict[Any, str] = {Any: "anything", int: "integer", float: "number", bool: "true or false", str: "string"}
             text = " or ".join(sorted(words.get(kind, kind.__name__) for kind in self.scalars)) or "any"
         if self.mapping:
             return f"map from string to {text}"
