@@ -157,9 +157,10 @@ class Outcome:
 
 @dataclass(slots=True)
 class LoopState:
-    """Where a run starts: zero, or what a checkpoint held."""
+    """Where a run starts: zero, or what a checkpoint held. `examples`: the sum of the weights of all rows trained so far."""
 
     step: int = 0
+    examples: float = 0.0
     watermark: EventTime | None = None
 
 
@@ -203,6 +204,8 @@ class TrainingLoop:
         self._hand: deque[Delivery[Batch]] = deque()
         start = state or LoopState()
         self._trained_steps = start.step
+        self.examples = start.examples
+        """The sum of the weights of all rows trained so far, on all ranks; the number of rows if none has another weight than 1."""
         self._watermark = start.watermark
         self._number = 0
         self._exhausted = False
@@ -332,6 +335,7 @@ class TrainingLoop:
                     for observer in self._observers:
                         observer.trained(step, delivery, outputs)
                 step += 1
+                self.examples += weight
             if delivery is not None:
                 self._feed.trained(delivery.provenance)
         self._trained_steps = step

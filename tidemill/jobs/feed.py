@@ -1,0 +1,93 @@
+"""A run's data: source, assignment, loader, progress and watermark behind the one seam that the training loop knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tidemill.contracts.progress import SplitState
+from tidemill.data.assignment import Assigned, AssignmentBase, plan
+from tidemill.data.loader import Loader
+from tidemill.data.progress import Progress
+from tidemill.data.split import Delivery, Provenance, Split
+from tidemill.data.watermark import Watermark
+from tidemill.features.batch import Batch
+
+
+class DataFeed:
+    """Batches pass by pass, and what has been trained of them (`training.loop.Feed`). Belongs to the training thread."""
+
+    def __init__(
+        self,
+        splits: Sequence[Split],
+        open_loader: Callable[[list[Assigned]], Loader[Batch]],
+        *,
+        rank: int,
+        world_size: int,
+        progress: Progress,
+        base: AssignmentBase | None = None,
+        watermark: float | None = None,
+        num_passes: int | None = 1,
+    ) -> None:
+        """`progress`: of all ranks, as restored. `num_passes` None: as many as it takes."""
+        self._splits = list(splits)
+        self._open_loader = open_loader
+        self._rank = rank
+        self._world_size = world_size
+        self._num_passes = num_passes
+        self.progress = progress
+        self._watermark_value = watermark
+        self._open(base)
+
+    @property
+    def base(self) -> AssignmentBase:
+        """What the assignment was computed from; belongs in every checkpoint."""
+        return self._base
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether an earlier run has made all passes."""
+        return self._num_passes is not None and self.progress.passes >= self._num_passes
+
+    @property
+    def loader(self) -> Loader[Batch]:
+        return self._loader
+
+    def take(self, timeout_s: float) -> Delivery[Batch] | None:
+        if self.is_complete:
+            raise EOFError
+        return self._loader.take(timeout_s)
+
+    def trained(self, provenance: Provenance) -> None:
+        self.progress.advance(provenance)
+        self._watermark.advance(provenance)
+
+    def event_time(self, pending: Sequence[Provenance]) -> tuple[float | None, bool]:
+        value, abstains = self._watermark.report(pending, self._loader.idle)
+        self._watermark_value = value
+        return value, abstains
+
+    def next_pass(self) -> bool:
+        """Called on all ranks when everything was read; all of them get the same answer."""
+        bounded = all(split.num_rows is not None for split in self._splits)
+        if not bounded or self.is_complete:
+            return False
+        self.progress.complete_pass()
+        if self.is_complete:
+            return False
+        self._loader.close()
+        self._open(None)
+        return True
+
+    def states(self) -> list[SplitState]:
+        """Progress of every split as this rank knows it."""
+        return self.progress.to_states(self._splits)
+
+    def close(self) -> None:
+        self._loader.close()
+
+    def _open(self, base: AssignmentBase | None) -> None:
+        self._base, assigned = plan(self._splits, base, self.progress.done, self._world_size, self._rank)
+        self._watermark = Watermark(
+            [part.split.id for part in assigned], reached=self.progress.max_event_time, value=self._watermark_value
+        )
+        self._loader = self._open_loader(assigned)
