@@ -10,7 +10,6 @@ from tidemill.config.base import Config
 from tidemill.config.compare import RULES
 from tidemill.config.env import config_values
 from tidemill.config.explain import default_text
-from tidemill.config.feature import SequenceFeature
 from tidemill.config.model import DINTower, Tower
 from tidemill.config.pipeline import PipelineConfig
 from tidemill.config.schema import Shape, shapes
@@ -93,7 +92,7 @@ def changes() -> str:
 
 def render() -> str:
     found: dict[type[Config], None] = {}
-    for root in (PipelineConfig, SequenceFeature, Tower, DINTower):
+    for root in (PipelineConfig, Tower, DINTower):
         sections(root, found)
     return INTRO + "\n## Sections\n" + "".join(map(table, found)) + environment() + EDITS + changes()
 

@@ -40,8 +40,16 @@ class SampleRaw(Config):
     value_dim: int = 1
 
 
+class SampleSequence(Config):
+    idle_fields: ClassVar[frozenset[str]] = frozenset(("sequence_pk",))
+
+    sequence_name: str
+    sequence_length: int
+    sequence_pk: str = ""
+    features: tuple[dict[str, dict[str, Any]], ...] = ()
+
+
 class SampleTower(Config):
-    oneofs: ClassVar = {}
     towers: tuple[Tower, ...] = ()
     din_towers: tuple[DINTower, ...] = ()
     final: MLP
@@ -51,6 +59,7 @@ KINDS: dict[tuple[str, str], type[Config]] = {
     ("feature", "id_feature"): SampleId,
     ("feature", "sequence_id_feature"): SampleId,
     ("feature", "raw_feature"): SampleRaw,
+    ("feature", "sequence_feature"): SampleSequence,
     ("model", "multi_tower_din"): SampleTower,
 }
 

@@ -154,12 +154,6 @@ model_config {
             "<text>:14: feature_configs[1].raw_feature.feature_name: feature 'user' is defined twice",
         ),
         (
-            "model_config {",
-            'feature_configs { sequence_feature { sequence_name: "s" sequence_length: 5 } }\nmodel_config {',
-            "<text>:14: feature_configs[1].sequence_feature: comes later; write its members as sequence_id_feature and "
-            "sequence_raw_feature",
-        ),
-        (
             'feature_names: "user"',
             'feature_names: "usr"',
             "<text>:15: model_config.feature_groups[0].feature_names[0]: group 'deep': no feature 'usr'; did you mean 'user'?",
@@ -248,6 +242,21 @@ def test_an_unused_feature_is_a_warning(load):
     assert [str(warning) for warning in load(text).warnings] == [
         "<text>:14: feature_configs[1].raw_feature: feature 'age' is in no feature group"
     ]
+
+
+def test_members_of_a_sequence_are_features(load, errors):
+    sequence = """feature_configs { sequence_feature {
+      sequence_name: "clicks" sequence_length: 5 sequence_pk: "user:u"
+      features { id_feature { feature_name: "item" embedding_dim: 4 } }
+      features { raw_feature { feature_name: "price" } } } }
+    model_config { feature_groups { group_name: "seq" group_type: SEQUENCE feature_names: "user" feature_names: "clicks__item" }"""
+    loaded = load(PROTO.replace("model_config {", sequence))
+    assert loaded.config.feature_configs[1].members == ("clicks__item", "clicks__price")
+    assert [str(warning) for warning in loaded.warnings] == [
+        "<text>:15: feature_configs[1].sequence_feature.sequence_pk: accepted, has no effect yet"
+    ]
+    (error,) = errors(PROTO.replace("model_config {", sequence.replace("clicks__item", "clicks__itm")))
+    assert error.endswith("group 'seq': no feature 'clicks__itm'; did you mean 'clicks__item'?")
 
 
 def test_a_stream_is_passed_over_once(load, small):

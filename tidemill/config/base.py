@@ -29,6 +29,9 @@ class Config(BaseModel):
     """Non-empty: one key that is no field of the class is the kind of a component of this family, and its value that
     component's config. Such a class has the fields `kind` and `config`."""
 
+    idle_fields: ClassVar[frozenset[str]] = frozenset()
+    """Fields that are accepted and have no effect yet, like those declared by `later`."""
+
     def one_of(self, group: str) -> tuple[str, Any] | None:
         """The (name, value) of the member of a oneof group that is given, or None."""
         for name in self.oneofs[group]:
@@ -38,6 +41,7 @@ class Config(BaseModel):
         return None
 
 
+IDLE = "accepted, has no effect yet"
 NOT_YET = "comes later; not supported yet"
 
 Resolver = Callable[[str, str], type[Config]]
@@ -46,7 +50,7 @@ Resolver = Callable[[str, str], type[Config]]
 
 def later(default: Any = None) -> Any:
     """A field that is accepted, whose function comes later: using it is reported as a warning."""
-    return Field(default=default, json_schema_extra={"effect": "accepted, has no effect yet"})
+    return Field(default=default, json_schema_extra={"effect": IDLE})
 
 
 def not_yet(default: Any = None) -> Any:

@@ -55,7 +55,7 @@ class Builder:
         for name, child in node.value.items():
             shape = known.get(name)
             here = (*path, name)
-            if shape is not None and shape.mapping:
+            if shape is not None and shape.mapping and not shape.repeated:
                 _entries_to_map(child)
             elif shape is not None and shape.repeated:
                 _to_list(child)
@@ -148,6 +148,8 @@ class Builder:
             self.report(node.origin, path, f"no {cls.kind_family} is given: write its kind and its fields here")
 
     def _field(self, shape: Shape, node: Node, path: Path) -> Any:
+        if Any in shape.scalars:
+            return plain(node)
         if shape.mapping:
             return self._map(shape, node, path)
         if not shape.repeated:
@@ -166,8 +168,6 @@ class Builder:
         return _FAILED if any(item is _FAILED for item in items.values()) else items
 
     def _single(self, shape: Shape, node: Node, path: Path) -> Any:
-        if Any in shape.scalars:
-            return plain(node)
         if shape.message is not None:
             return self._message(shape.message, node, path)
         problem = _misfit(shape, node)

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 from tidemill.config.base import Config
 from tidemill.config.data import SOURCE_KINDS, parse_columns
-from tidemill.config.feature import SequenceFeature
 from tidemill.config.kafka_uri import parse_kafka_uri
 from tidemill.config.pipeline import PipelineConfig
 from tidemill.config.tree import Finding, Node, Path, did_you_mean, locate, path_text
@@ -106,9 +105,6 @@ def _features(config: PipelineConfig) -> Found:
         yield ("feature_configs", index, entry.kind, "feature_name"), f"feature {name!r} is defined twice"
     for index, entry in enumerate(config.feature_configs):
         path: Path = ("feature_configs", index, entry.kind)
-        if isinstance(entry.config, SequenceFeature):
-            yield path, "comes later; write its members as sequence_id_feature and sequence_raw_feature"
-            continue
         yield from _row_options(entry.config, entry.name, path)
 
 
@@ -123,7 +119,7 @@ def _row_options(feature: Config, name: str, path: Path) -> Found:
 
 def _groups(config: PipelineConfig) -> Found:
     groups = config.model.feature_groups
-    known = {entry.name for entry in config.feature_configs}
+    known = {name for entry in config.feature_configs for name in entry.members}
     if not groups:
         yield ("model_config", "feature_groups"), "empty; a model needs a feature group"
     for index, name in _repeats([group.group_name for group in groups]):
@@ -177,7 +173,7 @@ def _idle(config: PipelineConfig) -> Found:
     used = {name for group in config.model.feature_groups for name in group.feature_names}
     used |= {n for g in config.model.feature_groups for nested in g.sequence_groups for n in nested.feature_names}
     for index, entry in enumerate(config.feature_configs):
-        if entry.name not in used and not getattr(entry.config, "stub_type", False):
+        if used.isdisjoint(entry.members) and not getattr(entry.config, "stub_type", False):
             yield ("feature_configs", index, entry.kind), f"feature {entry.name!r} is in no feature group"
 
 

@@ -172,7 +172,9 @@ class DataConfig(Config):
     event_time: EventTimeConfig = EventTimeConfig()
     """Where event times come from."""
     id_column: str = ""
-    """Column with the event's id, written to ledgers (which row was trained in which step); empty: no ledger."""
+    """Column with the event's id; if given, a run logs each row's score as it was before the row was trained on."""
+    log_columns: tuple[str, ...] = ()
+    """Further columns that the score log holds beside each row's score, untouched."""
     hash: HashConfig = HashConfig()
     """How strings become bucket numbers."""
 

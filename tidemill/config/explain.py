@@ -8,7 +8,6 @@ from typing import Any
 
 from tidemill.config.base import Config, Resolver
 from tidemill.config.dump import to_plain
-from tidemill.config.feature import SequenceFeature
 from tidemill.config.pipeline import PipelineConfig
 from tidemill.config.schema import Shape, shapes
 from tidemill.config.tree import did_you_mean
@@ -38,8 +37,6 @@ def _step(cls: type[Config], part: str, resolver: Resolver | None, key: str) -> 
     shape = shapes(cls).get(part)
     if shape is not None:
         return shape.message, shape
-    if cls.kind_family == "feature" and part == "sequence_feature":
-        return SequenceFeature, None
     if cls.kind_family and resolver is not None and not did_you_mean(part, shapes(cls)):
         return resolver(cls.kind_family, part), None
     raise ConfigError(f"{key}: unknown field {part!r}{did_you_mean(part, shapes(cls))}")

@@ -136,17 +136,11 @@ class FeatureEntry(Config):
         """The feature's name, or the sequence's of a group of sequence features."""
         return str(getattr(self.config, "feature_name", "") or getattr(self.config, "sequence_name", ""))
 
-
-class SequenceFeature(Config):
-    """A group of features over one sequence; members are named `<sequence>__<feature>`."""
-
-    sequence_name: str
-    """Prefix of the columns and features."""
-    sequence_length: Positive
-    """Most steps."""
-    sequence_delim: str = ";"
-    """Separator of the steps."""
-    sequence_pk: str = ""
-    """Key at serving time; `user:<sequence_name>` if not given."""
-    features: tuple[FeatureEntry, ...] = ()
-    """Members."""
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The names that groups may list: the feature's own, or `<sequence>__<feature>` of a group of sequence features."""
+        prefix = getattr(self.config, "sequence_name", "")
+        if not prefix:
+            return (self.name,)
+        inner = [fields for member in getattr(self.config, "features", ()) for fields in member.values()]
+        return tuple(f"{prefix}__{fields.get('feature_name', '')}" for fields in inner)

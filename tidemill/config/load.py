@@ -14,7 +14,6 @@ from tidemill.config.build import Builder
 from tidemill.config.check import cross_check
 from tidemill.config.edits import Editor, apply_edits
 from tidemill.config.env import SUCCESSOR_DIR, config_values
-from tidemill.config.feature import SequenceFeature
 from tidemill.config.pipeline import PipelineConfig
 from tidemill.config.tree import ConfigSyntaxError, Finding, Node, Origin, from_plain
 from tidemill.errors import ConfigError
@@ -76,7 +75,7 @@ def load_pipeline(
         root = _PARSERS[source.format](source.text, source.name)
     except ConfigSyntaxError as failure:
         raise ConfigError(str(failure.finding)) from None
-    builder = Builder(_with_messages(resolver))
+    builder = Builder(resolver)
     builder.normalise(PipelineConfig, root, ())
     editor = Editor(builder, PipelineConfig, root)
     _apply_environment(editor, environ)
@@ -104,15 +103,6 @@ def _conclude(config: Config | None, findings: list[Finding], source: Source) ->
     if errors or not isinstance(config, PipelineConfig):
         raise ConfigError("\n".join(errors))
     return Loaded(config, tuple(findings), source)
-
-
-def _with_messages(resolver: Resolver) -> Resolver:
-    """Adds the one kind that is a message of the config itself: the group of sequence features."""
-
-    def resolve(family: str, kind: str) -> type[Config]:
-        return SequenceFeature if (family, kind) == ("feature", "sequence_feature") else resolver(family, kind)
-
-    return resolve
 
 
 def _apply_environment(editor: Editor, environ: Mapping[str, str] | None) -> None:

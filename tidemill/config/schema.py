@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import types
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from tidemill.config.base import Config
+from tidemill.config.base import IDLE, Config
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,9 @@ def shapes(cls: type[Config]) -> dict[str, Shape]:
     for attribute, info in cls.model_fields.items():
         if cls.kind_family and attribute in ("kind", "config"):
             continue
-        found[info.alias or attribute] = _shape(attribute, info)
+        shape = _shape(attribute, info)
+        idle = attribute in cls.idle_fields and not shape.effect
+        found[shape.name] = replace(shape, effect=IDLE) if idle else shape
     return found
 
 

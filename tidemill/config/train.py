@@ -202,6 +202,8 @@ class TrainConfig(Config):
     """tzrec's dump of changed rows."""
     steps_per_round: Positive = 1
     """Steps between two agreements of the ranks; so many that a round lasts 50 ms or more."""
+    progressive_window_s: Seconds = 3600.0
+    """Event time, in seconds, of one window of progressive validation."""
     publish: PublishConfig = PublishConfig()
     """Publication of releases while training."""
     handover: HandoverConfig = HandoverConfig()
