@@ -6,6 +6,8 @@ term than its own has been replaced, and stops writing.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from tidemill.clock import Clock, SystemClock
 from tidemill.contracts import layout
 from tidemill.contracts.lineage import TermRecord
@@ -14,6 +16,16 @@ from tidemill.storage.base import Storage
 from tidemill.storage.commit import create_once
 
 _MAX_RACES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """Who writes a folder: one rank of one run, under one term."""
+
+    term: int
+    run_id: str
+    rank: int
+    world_size: int
 
 
 def open_term(storage: Storage, *, run_id: str, nonce: str, clock: Clock | None = None) -> int:
