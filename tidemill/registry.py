@@ -21,6 +21,7 @@ _BUILT_IN: dict[str, dict[str, str]] = {
     "feature": {
         "id_feature": "tidemill.features.kinds.id:IdFeature",
         "raw_feature": "tidemill.features.kinds.raw:RawFeature",
+        "sequence_feature": "tidemill.features.kinds.sequence:SequenceFeature",
         "sequence_id_feature": "tidemill.features.kinds.id:SequenceIdFeature",
         "sequence_raw_feature": "tidemill.features.kinds.raw:SequenceRawFeature",
     },

@@ -103,7 +103,7 @@ def step_column(array: pa.Array, owner: str, plan: IdPlan) -> Floats:
     if _is_text(array.type):
         array = pc.split_pattern(array, plan.delimiter)
     lists = list_array(array)
-    if lists is None or not _is_text(lists.value_type):
+    if lists is None or not _is_text(lists.type.value_type):
         return _floats(array, owner)
     steps = _flatten(lists)
     texts = steps.values

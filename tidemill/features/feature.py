@@ -4,13 +4,26 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
+
+import pyarrow as pa
 
 from tidemill.config.base import Config
 from tidemill.errors import ConfigError
 from tidemill.features.plan import Bucketizer, FeaturePlan, PlanContext
 
 SIDES = ("user", "item", "context")
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A config with rows for it, missing ones among them: documentation that the feature contract runs."""
+
+    config: Config
+    columns: Mapping[str, pa.Array]
+    same: Mapping[str, pa.Array] | None = None
+    """other forms of `columns` (lists instead of text, say) that give equal output"""
 
 
 class Feature(ABC):
@@ -20,10 +33,21 @@ class Feature(ABC):
     NOT_YET: ClassVar[frozenset[str]] = frozenset()
     """fields of Config that are accepted and have no effect yet"""
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "Config" in vars(cls):
+            # so that checking a config warns of them
+            cls.Config.idle_fields = cls.NOT_YET
+
     @classmethod
     @abstractmethod
     def plans(cls, config: Any, context: PlanContext) -> list[FeaturePlan]:
         """The plans of a feature, in the order of their outputs. Pure. Raises ConfigError that names the feature."""
+
+    @classmethod
+    @abstractmethod
+    def examples(cls) -> list[Example]:
+        """At least one of each way to use the kind, for FG_DAG."""
 
 
 def read_expression(name: str, expression: str | None, context: PlanContext) -> tuple[str, str | None]:

@@ -240,7 +240,8 @@ class _Reader:
             array = array.cast(pa.int8())
         if not (pa.types.is_integer(array.type) or pa.types.is_floating(array.type)):
             raise SchemaError(f"{owner} has type {array.type}; accepted: float32, float64, int32, int64, bool")
-        values = array.to_numpy(zero_copy_only=False).astype(np.float32, copy=False)
+        with np.errstate(over="ignore"):
+            values = array.to_numpy(zero_copy_only=False).astype(np.float32, copy=False)
         bad = np.flatnonzero(~np.isfinite(values))
         if len(bad):
             raise DataError(f"{owner}, row {bad[0]}: value {array[int(bad[0])].as_py()!r} isn't a finite number")

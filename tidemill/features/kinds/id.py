@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import pyarrow as pa
 from pydantic import Field
 
 from tidemill.config import base
 from tidemill.errors import ConfigError
 from tidemill.features.feature import (
+    Example,
     Feature,
     dict_bucketizer,
     list_bucketizer,
@@ -132,6 +134,18 @@ class IdFeature(Feature):
         )
         return [plan]
 
+    @classmethod
+    def examples(cls) -> list[Example]:
+        texts, numbers = ["a\x1dbb", None, "", "ccc", "a"], [3, None, 0, 17, 5]
+        lists = [["a", "bb"], [], None, ["ccc"], ["a"]]
+        return [
+            _example(cls, texts, lists, hash_bucket_size=100),
+            _example(cls, texts, lists, vocab_list=("bb", "ccc"), default_value="a\x1dx"),
+            _example(cls, texts, lists, vocab_dict={"a": 2, "bb": 3}, default_value="x", pooling="mean", value_dim=1),
+            _example(cls, numbers, [[3], [], [0], [17], [5]], num_buckets=20),
+            _example(cls, numbers, [str(n) if n is not None else "" for n in numbers], hash_bucket_size=100),
+        ]
+
 
 class SequenceIdFeature(IdFeature):
     """One id per step of a sequence; text split by `sequence_delim`, or a list with an element per step.
@@ -142,6 +156,21 @@ class SequenceIdFeature(IdFeature):
     """
 
     is_sequence: ClassVar[bool] = True
+
+    @classmethod
+    def examples(cls) -> list[Example]:
+        texts = ["a;bb;;a\x1dccc;d", None, "", "ccc", ";"]
+        lists = [["a", "bb", None, "a\x1dccc", "d"], [], None, ["ccc"], ["", ""]]
+        return [
+            _example(cls, texts, lists, hash_bucket_size=100),
+            _example(cls, texts, lists, vocab_list=("bb", "ccc"), default_value="a", sequence_length=2),
+            _example(cls, ["1;2", "", None, "3"], [[1, 2], [], None, [3]], num_buckets=20),
+        ]
+
+
+def _example(kind: type[IdFeature], rows: list[Any], same: list[Any], **fields: Any) -> Example:
+    config = kind.Config(feature_name="f", expression="user:c", embedding_dim=4, **fields)
+    return Example(config, {"c": pa.array(rows)}, {"c": pa.array(same)})
 
 
 def _default(config: IdFeature.Config, context: PlanContext, is_sequence: bool) -> str:

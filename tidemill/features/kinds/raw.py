@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import pyarrow as pa
 from pydantic import Field
 
 from tidemill.config import base
 from tidemill.errors import ConfigError
-from tidemill.features.feature import Feature, read_expression, require_pooling, require_separator
+from tidemill.features.feature import Example, Feature, read_expression, require_pooling, require_separator
 from tidemill.features.kinds.id import SEQUENCE_DEFAULT
 from tidemill.features.normalize import parse_normalizer
 from tidemill.features.plan import Bucketizer, DensePlan, FeaturePlan, IdPlan, PlanContext
@@ -84,11 +85,37 @@ class RawFeature(Feature):
             raise ConfigError(f"feature {name!r}: a raw sequence needs boundaries; dense ones aren't supported yet")
         return [_dense(config, context)]
 
+    @classmethod
+    def examples(cls) -> list[Example]:
+        texts, numbers = ["0.5", None, "", "-2", "1e3"], [0.5, None, None, -2.0, 1000.0]
+        pairs, lists = ["1\x1d2", "", None, "\x1d4"], [[1, 2], [], None, [None, 4]]
+        return [
+            _example(cls, texts, numbers),
+            _example(cls, numbers, texts, default_value="0.1", normalizer="method=zscore,mean=1,standard_deviation=4"),
+            _example(cls, numbers, texts, normalizer="method=log10,threshold=0.1,default=-1"),
+            _example(cls, pairs, lists, value_dim=2, default_value="0.5", normalizer="method=minmax,min=0,max=8"),
+            _example(cls, texts, numbers, boundaries=(-1, 0, 0.5), embedding_dim=4),
+            _example(cls, texts, numbers, boundaries=(-1, 0, 0.5), embedding_dim=4, default_value=""),
+        ]
+
 
 class SequenceRawFeature(RawFeature):
     """A number per step, cut by `boundaries` into an id; steps and missing values as in a sequence of ids."""
 
     is_sequence: ClassVar[bool] = True
+
+    @classmethod
+    def examples(cls) -> list[Example]:
+        texts, lists = ["0.1;0.2;;9", "", None, "0.3"], [[0.1, 0.2, None, 9], [], None, [0.3]]
+        return [
+            _example(cls, texts, lists, boundaries=(0.05, 0.15), embedding_dim=4),
+            _example(cls, texts, lists, boundaries=(0.05, 0.15), embedding_dim=4, default_value="", sequence_length=2),
+        ]
+
+
+def _example(kind: type[RawFeature], rows: list[Any], same: list[Any], **fields: Any) -> Example:
+    config = kind.Config(feature_name="f", expression="user:c", **fields)
+    return Example(config, {"c": pa.array(rows)}, {"c": pa.array(same)})
 
 
 def _dense(config: RawFeature.Config, context: PlanContext) -> DensePlan:

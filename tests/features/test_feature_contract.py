@@ -1,0 +1,5 @@
+from tidemill.testing.feature_contract import FeatureContract
+
+
+class TestRegisteredFeatures(FeatureContract):
+    pass
