@@ -1,7 +1,8 @@
-"""Lineages written by hand, and what they should score: plain Python over the same tables, with numbers that float32 holds exactly."""
+"""Lineages written by hand, and what they should score: plain Python over the same tables, in numbers that float32 holds."""
 
 from __future__ import annotations
 
+import hashlib
 import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -58,6 +59,9 @@ INPUTS = ProgramInputs(
     ],
 )
 CLOCK_ZERO = 1_700_000_000.0
+STAGES = Stages(
+    newest_event_at=CLOCK_ZERO - 2, cut_at=CLOCK_ZERO, written_at=CLOCK_ZERO, gated_at=CLOCK_ZERO, committed_at=CLOCK_ZERO
+)
 
 
 class Scorer(torch.nn.Module):
@@ -207,8 +211,6 @@ class Lineage:
         return FileEntry(key=stored.key.removeprefix(f"{self.folder}/"), size=stored.size, sha256=stored.sha256)
 
     def write_file(self, key: str, data: bytes) -> FileEntry:
-        import hashlib
-
         self.storage.write(self.key(key), data)
         return FileEntry(key=key, size=len(data), sha256=hashlib.sha256(data).hexdigest())
 

@@ -119,8 +119,10 @@ class Follower:
         torn = None
         if not self._is_folder:
             target, torn = newest_deployment(self._storage, at_least=(current.deployment or 0) if current else 0)
-            if target is not None or current is not None:
-                return target, torn or "the deployment that is served has vanished"
+            if target is not None:
+                return target, torn
+            if current is not None:
+                return None, torn or f"deployment {current.deployment}, which is served, has vanished"
         target = folder_target(self._storage)
         self._is_folder = target is not None
         return target, torn
