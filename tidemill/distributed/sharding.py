@@ -128,6 +128,7 @@ def shard(model: nn.Module, runtime: Runtime, optimizer: SparseOptimizer, shardi
         # A single process has nobody to average gradients with.
         init_data_parallel=runtime.world_size > 1,
     )
+    parallel.to(runtime.device)
     sharded = ShardedModel(parallel, runtime)
     sizes = {table.name: table.num_embeddings for lookup in sharded._lookups for table in lookup.config.embedding_tables}
     for local in sharded.local_shards():

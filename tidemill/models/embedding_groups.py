@@ -179,6 +179,11 @@ class EmbeddingGroups(nn.Module):
         self.plan = plan
         self.pooled = _bag_collection(plan)
         self.sequence = nn.ModuleDict(_sequence_collections(plan))
+        lookups = plan.inputs.pooled
+        columns = [at for at, lookup in enumerate(lookups) for _ in range(plan.dims[lookup.table])]
+        self._any_mean = any(lookup.pooling == "mean" for lookup in lookups)
+        self.register_buffer("_is_mean", torch.tensor([lookup.pooling == "mean" for lookup in lookups]), persistent=False)
+        self.register_buffer("_feature_of_column", torch.tensor(columns), persistent=False)
         self._features_of_dim = {dim: _features_of_dim(plan, int(dim)) for dim in self.sequence}
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
@@ -189,12 +194,22 @@ class EmbeddingGroups(nn.Module):
             out["dense"] = batch.dense
         if self.pooled is not None:
             keys = [lookup.feature for lookup in inputs.pooled]
+            ids = batch.ids.select(keys)
             # TorchRec's order of keys follows the sharding plan, not the config: pick by name.
-            out["pooled"] = KeyedTensor.regroup([self.pooled(_jagged(batch.ids.select(keys), batch.size))], [keys])[0]
+            sums = KeyedTensor.regroup([self.pooled(_jagged(ids, batch.size))], [keys])[0]
+            out["pooled"] = self._averaged(sums, ids.lengths.view(len(keys), -1))
         steps = self._step_embeddings(batch)
         for sequence in inputs.sequences:
             out.update(_sequence_inputs(sequence, steps))
         return out
+
+    def _averaged(self, sums_bd: Tensor, lengths_fb: Tensor) -> Tensor:
+        """Divide what is pooled by mean. Not left to TorchRec, whose row-wise mean divides by the number of ids plus 1e-6, for the
+        summed features beside it too: shardings would differ, and a server could not give the same bits."""
+        if not self._any_mean:
+            return sums_bd
+        counts_bf = torch.where(self._is_mean, lengths_fb.T, 1).clamp(min=1)
+        return sums_bd / counts_bf.to(sums_bd.dtype).index_select(1, self._feature_of_column)
 
     def _step_embeddings(self, batch: Batch) -> dict[str, JaggedTensor]:
         found: dict[str, JaggedTensor] = {}
@@ -208,7 +223,6 @@ class EmbeddingGroups(nn.Module):
 def _bag_collection(plan: GroupPlan) -> EmbeddingBagCollection | None:
     if not plan.inputs.pooled:
         return None
-    # A table pools in one way, so a table that is both summed and averaged would be two tables: refused when it is planned.
     features: dict[str, list[PooledLookup]] = {}
     for lookup in plan.inputs.pooled:
         features.setdefault(lookup.table, []).append(lookup)
@@ -217,16 +231,13 @@ def _bag_collection(plan: GroupPlan) -> EmbeddingBagCollection | None:
         lookups = features.get(table.name)
         if lookups is None:
             continue
-        if len({lookup.pooling for lookup in lookups}) > 1:
-            names = ", ".join(lookup.feature for lookup in lookups)
-            raise ConfigError(f"features {names} share the table {table.name!r} and must have the same pooling")
         configs.append(
             EmbeddingBagConfig(
                 name=table.name,
                 num_embeddings=table.num_embeddings,
                 embedding_dim=table.embedding_dim,
                 feature_names=[lookup.feature for lookup in lookups],
-                pooling=PoolingType.MEAN if lookups[0].pooling == "mean" else PoolingType.SUM,
+                pooling=PoolingType.SUM,
             )
         )
     return EmbeddingBagCollection(tables=configs, device=torch.device("meta"))

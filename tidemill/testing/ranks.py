@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.connection
 import os
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from tidemill.distributed.runtime import Place, Runtime, start_runtime
 
@@ -57,6 +61,18 @@ def run_ranks(
             for process in processes:
                 process.join()
                 process.close()
+
+
+@contextmanager
+def single_process(timeout_s: float = GROUP_TIMEOUT_S) -> Iterator[Runtime]:
+    """A run of one rank in this process, with one torch thread. One at a time."""
+    threads = torch.get_num_threads()
+    runtime = start_runtime(timeout_s, num_threads=1)
+    try:
+        yield runtime
+    finally:
+        runtime.close()
+        torch.set_num_threads(threads)
 
 
 def _results(receivers: list[Connection], deadline: float, timeout_s: float) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,59 +15,89 @@ from tidemill.config.train import GradClipping
 from tidemill.distributed.runtime import translate_peer_errors
 from tidemill.distributed.sharding import ShardedModel
 from tidemill.features.batch import Batch, IdColumns
+from tidemill.features.feature_set import FeatureSet
 from tidemill.models.losses import Loss
 from tidemill.training.optimizers import Optimizers
 
 
 @dataclass(frozen=True, slots=True)
-class StepResult:
-    """What one rank's part of a step came to."""
+class Objective:
+    """What training minimises: the sum of the losses of the model's outputs against one label."""
 
-    loss_sum: float
-    """weighted sum of the losses over this rank's rows, before the step"""
-    outputs: dict[str, np.ndarray]
-    """name -> (num_rows,), of the weights before the step"""
+    losses: Sequence[Loss]
+    label: str
+
+    def loss_sum(self, outputs: dict[str, Tensor], batch: Batch) -> Tensor:
+        """The weighted sum over the batch's rows."""
+        labels_b = batch.labels[self.label]
+        return torch.stack([loss(outputs, labels_b, batch.weights) for loss in self.losses]).sum()
 
 
 class TrainStep:
-    """Forward, backward, optimizers. Every call is collective: all ranks must call, with batches of one size."""
+    """Schedules, forward, backward, optimizers. Every call is collective: all ranks must call, with batches of one size."""
 
     def __init__(
         self,
         model: ShardedModel,
         optimizers: Optimizers,
-        losses: Sequence[Loss],
-        label: str,
+        objective: Objective,
+        padding: Batch,
         grad_clipping: GradClipping | None = None,
         score_first: bool = False,
     ) -> None:
-        """`score_first`: a step's outputs are what `scores` would have given just before it, also if the program has dropout."""
+        """`padding`: what this rank trains on when it has nothing, see `padding_batch`.
+
+        `score_first`: the outputs of a step are what `scores` would have given just before it, also if the program has dropout.
+        """
         self._model = model
         self._optimizers = optimizers
-        self._losses = losses
-        self._label = label
+        self._objective = objective
+        self._padding = padding
         self._clipping = grad_clipping
         # Without dropout the training forward computes the very same outputs, and no second one is needed.
         self._separate_scores = score_first and _has_dropout(model.program)
+        self.steps = 0
+        """Steps that the schedules have seen, the parents' included."""
+        self.passes = 0
+        """Whole passes over the data; whoever begins the next pass counts."""
+        self.learning_rates = (0.0, 0.0)
+        """(dense, sparse), of the last step."""
+        self.loss_sum = 0.0
+        """Weighted sum of the losses over this rank's rows in the last step, before the update."""
 
-    def __call__(self, batch: Batch, global_weight: float) -> StepResult:
-        """Train on a batch. `global_weight` is the sum of weights over all ranks' batches, as agreed before the step; > 0.
+    def __call__(self, batch: Batch, global_weight: float) -> dict[str, np.ndarray]:
+        """Train on a batch; its outputs before the update, name -> (num_rows,).
 
-        The gradient is that of the weighted mean over all ranks' rows. Raises PeerLostError if another rank is gone.
+        `global_weight` is the sum of weights over all ranks' batches, as agreed before the step; > 0. The gradient is that of the
+        weighted mean over all ranks' rows. Raises PeerLostError if another rank is gone.
         """
         if not global_weight > 0:
             raise ValueError(f"a step needs a global weight above 0, got {global_weight}; steps without weight are skipped")
         scored = self.scores(batch) if self._separate_scores else None
+        self.learning_rates = self._optimizers.set_rates(self.steps, self.passes)
         on_device = _to(batch, self._model.runtime.device)
         self._model.train()
         with translate_peer_errors(f"all ranks in a step (rank {self._model.runtime.rank})"):
             outputs = self._model(on_device)
-            loss_sum = self._loss_sum(outputs, on_device)
+            loss_sum = self._objective.loss_sum(outputs, on_device)
             # Gradients are averaged over ranks, hence the factor.
             (loss_sum * (self._model.runtime.world_size / global_weight)).backward()
         self._clip()
         self._optimizers.step()
-        return StepResult(float(loss_sum.detach()), scored or _to_numpy(outputs, batch.num_rows))
+        self.steps += 1
+        self.loss_sum = float(loss_sum.detach())
+        return scored or _to_numpy(outputs, batch.num_rows)
+
+    def padding(self) -> Batch:
+        """A batch of the right size without a real row."""
+        return self._padding
+
+    def state(self) -> dict[str, Any]:
+        """Where the schedules stand, as JSON; the same on all ranks."""
+        return {"steps": self.steps, "passes": self.passes}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.steps, self.passes = int(state["steps"]), int(state["passes"])
 
     def scores(self, batch: Batch) -> dict[str, np.ndarray]:
         """Outputs in eval mode, name -> (num_rows,). Changes nothing: no weight, no random state, no touched row."""
@@ -74,13 +105,6 @@ class TrainStep:
         waiting = translate_peer_errors(f"all ranks in scoring (rank {self._model.runtime.rank})")
         with torch.no_grad(), waiting:
             return _to_numpy(self._model(_to(batch, self._model.runtime.device)), batch.num_rows)
-
-    def _loss_sum(self, outputs: dict[str, Tensor], batch: Batch) -> Tensor:
-        labels_b = batch.labels[self._label]
-        first, *others = (loss(outputs, labels_b, batch.weights) for loss in self._losses)
-        for other in others:
-            first = first + other
-        return first
 
     def _clip(self) -> None:
         clipping = self._clipping
@@ -91,6 +115,26 @@ class TrainStep:
             nn.utils.clip_grad_norm_(parameters, clipping.max_gradient, norm_type=clipping.norm_type)
         else:
             nn.utils.clip_grad_value_(parameters, clipping.max_gradient)
+
+
+def padding_batch(features: FeatureSet, labels: Sequence[str], size: int) -> Batch:
+    """`size` rows of padding: no ids, weight 0."""
+    pooled = tuple(spec.name for spec in features.id_features if not spec.is_sequence)
+    sequences = tuple(spec.name for spec in features.id_features if spec.is_sequence)
+    return Batch(
+        num_rows=0,
+        size=size,
+        dense=torch.zeros(size, sum(spec.dim for spec in features.dense)),
+        ids=_no_ids(pooled, size),
+        sequences=_no_ids(sequences, size),
+        labels={label: torch.zeros(size) for label in labels},
+        weights=torch.zeros(size),
+        extras={},
+    )
+
+
+def _no_ids(keys: tuple[str, ...], size: int) -> IdColumns:
+    return IdColumns(keys, torch.empty(0, dtype=torch.int64), torch.zeros(len(keys) * size, dtype=torch.int32))
 
 
 def _has_dropout(program: nn.Module) -> bool:
