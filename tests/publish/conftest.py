@@ -73,10 +73,14 @@ class MemoryStorage(Storage):
 class Interrupted(Storage):
     """Passes everything on, and calls `before` (once) ahead of the first operation of a kind on a key with a prefix."""
 
-    def __init__(self, inner: Storage, method: str, prefix: str, before: Callable[[], None]) -> None:
+    def __init__(self, inner: Storage, *when: object) -> None:
         self.inner, self.url = inner, inner.url
-        self._when: tuple[str, str] | None = (method, prefix)
-        self._before = before
+        self._when: tuple[str, str] | None = None
+        if when:
+            self.arm(*when)
+
+    def arm(self, method: str, prefix: str, before: Callable[[], None]) -> None:
+        self._when, self._before = (method, prefix), before
 
     def _visit(self, method: str, key: str) -> None:
         if self._when and method == self._when[0] and key.startswith(self._when[1]):
@@ -224,9 +228,11 @@ class Trainer:
         clock: Clock | None = None,
     ) -> None:
         self.step = saved.step
+        self.under_way = False
         self.tables = {spec.name: saved.tables[spec.name][: spec.num_embeddings].copy() for spec in tables}
         self.dense = {name: torch.from_numpy(array.copy()) for name, array in saved.dense.items()}
         self.probe_scores: dict[str, np.ndarray] | None = None
+        self.writers_storage = storages[0]
         world_size = len(storages)
         self.term = open_term(storages[0], run_id=run_id, nonce=run_id)
         self.writers = [Writer(self.term, run_id, rank, world_size) for rank in range(world_size)]
@@ -284,6 +290,7 @@ class Trainer:
 
     def cut(self, ranks: Sequence[int] | None = None) -> int:
         """Cut on some ranks (all): the number."""
+        self.under_way = True
         numbers = {self.publishers[rank].cut(self.moment(rank)) for rank in (ranks or range(len(self.publishers)))}
         assert len(numbers) == 1
         return numbers.pop()
@@ -293,6 +300,7 @@ class Trainer:
         for publisher in reversed(self.publishers):
             publisher.drain(deadline_s=DEADLINE_S)
         number, committed = self.publishers[0].settled
+        self.under_way = False
         for publisher in self.publishers:
             publisher.on_settled(number, committed)
         return committed

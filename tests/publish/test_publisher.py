@@ -141,10 +141,12 @@ def test_a_rank_that_is_still_writing_fails_the_cut_without_waiting(world):
     assert run.is_served(storage)
 
 
-def test_a_store_that_fails_does_not_stop_training(world):
+@pytest.mark.parametrize("broken_rank", [0, 1])
+def test_a_store_that_fails_does_not_stop_training(world, broken_rank):
     storage, saved = world.lineage()
     faulty = FaultyStorage(storage)
-    run = world.start(faulty, saved)
+    storages = [faulty if rank == broken_rank else storage for rank in range(2)]
+    run = world.start(storages, saved, settings=PublishSettings(part_timeout_s=0.2))
     run.train(world.rng)
     faulty.fail_at(faulty.num_operations + 1)
     assert not run.publish()
