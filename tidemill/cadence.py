@@ -67,6 +67,7 @@ class RankReport:
 
     `event_time`: as of the end of the coming round; None: not reached. `abstains`: all its partitions are idle, or it has none.
     `weights`: the weight sum of each batch in hand, `NO_BATCH` where there is none; always as many as the config's steps_per_round.
+    `writer_ready`, `checkpoint_ready`: whether this rank could begin a cut, or a checkpoint, without waiting.
     `settled_*`: rank 0's newest cut and checkpoint that is committed (ok) or failed; 0 = none yet.
     `clock`, `handover` and `settled_*` are read from rank 0 only.
     """
@@ -82,6 +83,7 @@ class RankReport:
     settled_cut_ok: bool = False
     settled_checkpoint: int = 0
     settled_checkpoint_ok: bool = False
+    checkpoint_ready: bool = True
 
     def to_array(self) -> np.ndarray:
         """The report as float64 of a size that depends on the number of weights only."""
@@ -96,6 +98,7 @@ class RankReport:
             self.settled_cut_ok,
             self.settled_checkpoint,
             self.settled_checkpoint_ok,
+            self.checkpoint_ready,
         )
         return np.array([*head, *self.weights], dtype=np.float64)
 
@@ -114,7 +117,8 @@ class RankReport:
             settled_cut_ok=bool(values[7]),
             settled_checkpoint=int(values[8]),
             settled_checkpoint_ok=bool(values[9]),
-            weights=tuple(values[10:]),
+            checkpoint_ready=bool(values[10]),
+            weights=tuple(values[11:]),
         )
 
 
@@ -136,6 +140,7 @@ class SyncPoint:
     settled_cut_ok: bool
     settled_checkpoint: int
     settled_checkpoint_ok: bool
+    checkpoints_ready: bool = True
 
     @property
     def last_step(self) -> int:
@@ -194,6 +199,7 @@ def agree(
         settled_cut_ok=zero.settled_cut_ok,
         settled_checkpoint=zero.settled_checkpoint,
         settled_checkpoint_ok=zero.settled_checkpoint_ok,
+        checkpoints_ready=all(report.checkpoint_ready for report in reports),
     )
 
 

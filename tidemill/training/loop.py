@@ -11,10 +11,11 @@ ranks do the same things at the same steps; they go on agreeing (ticks) while a 
 from __future__ import annotations
 
 import logging
-import threading
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Protocol
 
 import numpy as np
@@ -23,13 +24,16 @@ from tidemill import logs
 from tidemill.cadence import ENDINGS, NO_BATCH, RankReport, StopReason, SyncPoint, Trigger, agree
 from tidemill.clock import Clock, EventTime, SystemClock
 from tidemill.data.split import Delivery, Provenance
-from tidemill.errors import DeadlineError, PeerLostError
+from tidemill.errors import DataError, DeadlineError, PeerLostError
 from tidemill.features.batch import Batch
 
 log = logging.getLogger(__name__)
 
 DATA_WAIT_S = 0.05
 """How long a rank without a batch waits for one before it reports (D1)."""
+
+RETRY_PAUSE_S = 1.0
+"""How long an ending waits before it tries a failed save or release again, by rank 0's clock."""
 
 
 class Pending(Protocol):
@@ -84,14 +88,15 @@ class Observer(Protocol):
     def trained(self, step: int, delivery: Delivery[Batch], outputs: dict[str, np.ndarray]) -> None: ...
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Duty:
     """An action that follows a round: its triggers, and, if it is finished in the background, what is outstanding.
 
-    `act` runs on every rank at the same SyncPoint and returns the number of what it began (0: nothing to wait for). `settled`
-    tells rank 0's newest settled number and whether it was committed. `on_settled` runs on every rank at the same SyncPoint.
-    `ready`: whether this rank could begin now without waiting. `max_tries`: how often an ending tries to get it committed;
-    0: until its deadline.
+    `act` runs on every rank at the same SyncPoint, may be collective, and returns the number of what it began (0: it is done, and
+    there is nothing to wait for). `settled` tells rank 0's newest settled number and whether it was committed. `on_settled` runs
+    on every rank at the same SyncPoint. `ready`: whether this rank could begin now without waiting. `max_tries`: how often an
+    ending tries to get it committed; 0: until its deadline. `committed_step`: where it was last done; an ending at that step
+    doesn't do it again.
     """
 
     act: Callable[[SyncPoint], int]
@@ -111,6 +116,8 @@ class Duty:
     def run(self, point: SyncPoint) -> None:
         self.last_step = point.last_step
         self.outstanding = self.act(point)
+        if not self.outstanding:
+            self.committed_step = self.last_step
         for trigger in self.triggers:
             trigger.fired(point)
 
@@ -125,7 +132,10 @@ class Duty:
 
 @dataclass(frozen=True, slots=True)
 class LoopSettings:
-    """What bounds the loop. `num_steps` counts from the lineage's first step."""
+    """What bounds the loop. `num_steps` counts from the lineage's first step.
+
+    `finish_timeout_s`: for each action of an ending; tries of one action included.
+    """
 
     steps_per_round: int = 1
     num_steps: int | None = None
@@ -144,6 +154,10 @@ class Duties:
 
     def all(self) -> list[Duty]:
         return [duty for duty in (self.checkpoint, self.cut, self.report, self.evaluate) if duty is not None]
+
+    def name(self, duty: Duty) -> str:
+        """What people call it."""
+        return {id(self.checkpoint): "checkpoint", id(self.cut): "release", id(self.evaluate): "evaluation"}.get(id(duty), "report")
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,12 +180,16 @@ class LoopState:
 
 @dataclass(slots=True)
 class _Finish:
-    """The ending under way: what of D7's row is still to do, and until when."""
+    """The ending under way: what of D7's row is still to do, in order, and how the first of it is going.
+
+    `until`: by this rank's monotonic clock. `tried_at`: by rank 0's clock, as agreed.
+    """
 
     reason: StopReason
+    todo: list[Duty]
     until: float
     tries: int = 0
-    todo: list[Duty] = field(default_factory=list)
+    tried_at: float = -math.inf
 
 
 class TrainingLoop:
@@ -193,6 +211,7 @@ class TrainingLoop:
         checks: Sequence[Callable[[], None]] = (),
         clock: Clock | None = None,
     ) -> None:
+        """`checks` are called before each report; what one raises stops all ranks."""
         self._agreement = agreement
         self._feed = feed
         self._step = step
@@ -201,95 +220,107 @@ class TrainingLoop:
         self._observers = observers
         self._checks = checks
         self._clock = clock or SystemClock()
-        self._hand: deque[Delivery[Batch]] = deque()
         start = state or LoopState()
         self._trained_steps = start.step
         self.examples = start.examples
         """The sum of the weights of all rows trained so far, on all ranks; the number of rows if none has another weight than 1."""
         self._watermark = start.watermark
         self._number = 0
+        self._room = 0
+        """How many steps the round that was last reported may have."""
+        self._promised: list[Delivery[Batch]] = []
+        """This rank's batches of that round: what is taken is always trained, in the very round that it was reported for."""
         self._exhausted = False
+        self._pass_began_at: int | None = None
         self._finish: _Finish | None = None
-        self._preempted = threading.Event()
-        self._handed_over = threading.Event()
+        # Plain booleans: an Event's lock can't be taken twice, and a signal handler may interrupt another one.
+        self._preempted = False
+        self._handed_over = False
         self._error: Exception | None = None
 
     def preempt(self) -> None:
         """Ask all ranks to stop after the coming round (SIGTERM, SIGINT)."""
-        self._preempted.set()
+        self._preempted = True
 
     def hand_over(self) -> None:
         """Rank 0's verdict that the successor has caught up; it travels in the next report."""
-        self._handed_over.set()
+        self._handed_over = True
 
     def run(self) -> Outcome:
-        """Train to the end. Collective. Raises this rank's own error, or PeerLostError if another rank failed."""
-        self._fill(DATA_WAIT_S)
-        pending = self._issue()
+        """Train to the end. Collective.
+
+        Raises this rank's own error once all ranks know of it, PeerLostError if another rank failed. What the step or an action
+        raises is raised at once, since both may be collective: the others run into their timeout.
+        """
+        pending = self._report_next(self._trained_steps, [], DATA_WAIT_S)
         while True:
             point = self._decide(pending.wait())
-            if self._is_over(point):
+            if self._finish and not self._finish.todo:
                 return Outcome(self._reason(point), point.last_step, point.watermark)
             self._begin_finish(point)
-            self._fill_next(point)
-            # The next gather travels while this round trains.
-            pending = self._issue(after=point)
-            self._train(point)
+            current = self._promised
+            # The next gather travels while this round trains. Wait for data only if there is nothing else to do.
+            pending = self._report_next(point.last_step, current, 0.0 if point.weights else DATA_WAIT_S)
+            self._train(point, current)
             self._follow(point)
 
-    def _limit(self, step: int) -> int:
-        """How many steps the round that begins at `step` may have: rounds end where something is due."""
-        limits = [self._settings.steps_per_round]
-        if self._settings.num_steps is not None:
-            limits.append(max(self._settings.num_steps - step, 0))
-        for duty in self._duties.all():
-            ahead = (trigger.steps_to_next(step) for trigger in duty.triggers)
-            limits += [steps for steps in ahead if steps is not None]
-        return 0 if self._finish else min(limits)
-
     def _decide(self, reports: list[RankReport]) -> SyncPoint:
+        """The round's SyncPoint. Raises if a rank failed."""
         point = agree(
             reports,
             number=self._number,
             first_step=self._trained_steps,
             share=self._settings.quorum,
             watermark=self._watermark,
-            max_steps=self._limit(self._trained_steps),
+            max_steps=self._room,
         )
+        if point.stop is StopReason.FAILED:
+            failed = [rank for rank, report in enumerate(reports) if report.stop is StopReason.FAILED]
+            raise self._error or PeerLostError(f"rank {failed[0]} failed at step {point.first_step}; its own log says why")
         self._number += 1
         self._watermark = point.watermark
         return point
 
-    def _fill_next(self, point: SyncPoint) -> None:
-        """Take batches for the round after `point`; wait for data only if this round has nothing to do."""
-        self._fill(0.0 if point.weights else DATA_WAIT_S, keep=len(point.weights))
+    def _report_next(self, step: int, current: Sequence[Delivery[Batch]], timeout_s: float) -> Pending:
+        """Take the batches of the round that begins at `step`, behind `current`, and start its gather."""
+        self._room = self._limit(step)
+        self._promised = self._take(self._room, timeout_s)
+        return self._agreement.issue(self._report(current))
 
-    def _fill(self, timeout_s: float, *, keep: int = 0) -> None:
-        if self._finish or self._error:
-            if timeout_s:
-                self._clock.sleep(timeout_s)
-            return
-        try:
-            while not self._exhausted and len(self._hand) < keep + self._settings.steps_per_round:
-                delivery = self._feed.take(timeout_s if len(self._hand) <= keep else 0.0)
+    def _limit(self, step: int) -> int:
+        """How many steps the round that begins at `step` may have: rounds end where something is due."""
+        if self._finish:
+            return 0
+        limits = [self._settings.steps_per_round]
+        if self._settings.num_steps is not None:
+            limits.append(max(self._settings.num_steps - step, 0))
+        for duty in self._duties.all():
+            ahead = (trigger.steps_to_next(step) for trigger in duty.triggers)
+            limits += [steps for steps in ahead if steps is not None]
+        return min(limits)
+
+    def _take(self, room: int, timeout_s: float) -> list[Delivery[Batch]]:
+        """Up to `room` batches; waits for the first one only."""
+        taken: list[Delivery[Batch]] = []
+        if self._finish:
+            self._clock.sleep(timeout_s)
+        with self._telling_all_ranks():
+            while not self._exhausted and not self._error and len(taken) < room:
+                try:
+                    delivery = self._feed.take(0.0 if taken else timeout_s)
+                except EOFError:
+                    self._exhausted = True
+                    break
                 if delivery is None:
-                    return
-                self._hand.append(delivery)
-        except EOFError:
-            self._exhausted = True
-        except Exception as error:  # noqa: BLE001 - plug-in call: reported to all ranks in the next gather, then raised
-            self._error = error
+                    break
+                _require_weight(delivery)
+                taken.append(delivery)
+        return taken
 
-    def _issue(self, after: SyncPoint | None = None) -> Pending:
-        first = 0 if after is None else min(len(after.weights), len(self._hand))
-        step = self._trained_steps if after is None else after.last_step
-        coming = [] if self._finish else list(self._hand)[first : first + self._limit(step)]
-        return self._agreement.issue(self._report(list(self._hand)[:first], coming))
-
-    def _report(self, current: list[Delivery[Batch]], coming: list[Delivery[Batch]]) -> RankReport:
-        weights = [float(delivery.payload.weights.sum()) for delivery in coming]
+    def _report(self, current: Sequence[Delivery[Batch]]) -> RankReport:
+        weights = [_weight(delivery) for delivery in self._promised]
         weights += [NO_BATCH] * (self._settings.steps_per_round - len(weights))
-        event_time, abstains = self._feed.event_time([delivery.provenance for delivery in (*current, *coming)])
+        event_time, abstains = self._feed.event_time([delivery.provenance for delivery in (*current, *self._promised)])
         cut, checkpoint = self._duties.cut, self._duties.checkpoint
         settled_cut, cut_ok = cut.settled() if cut else (0, False)
         settled_checkpoint, checkpoint_ok = checkpoint.settled() if checkpoint else (0, False)
@@ -297,48 +328,69 @@ class TrainingLoop:
             event_time=event_time,
             abstains=abstains,
             stop=self._own_reason(),
-            writer_ready=all(duty.ready() for duty in self._duties.all()),
+            writer_ready=cut is None or cut.ready(),
             weights=tuple(weights),
             clock=self._clock.time(),
-            handover=self._handed_over.is_set(),
+            handover=self._handed_over,
             settled_cut=settled_cut,
             settled_cut_ok=cut_ok,
             settled_checkpoint=settled_checkpoint,
             settled_checkpoint_ok=checkpoint_ok,
+            checkpoint_ready=checkpoint is None or checkpoint.ready(),
         )
 
     def _own_reason(self) -> StopReason:
-        if not self._error:
-            try:
-                for check in self._checks:
-                    check()
-            except Exception as error:  # noqa: BLE001 - plug-in call: reported to all ranks, then raised
-                self._error = error
+        with self._telling_all_ranks():
+            for check in self._checks:
+                check()
+            self._require_time()
         if self._error:
             return StopReason.FAILED
-        if self._preempted.is_set():
+        if self._preempted:
             return StopReason.PREEMPTED
-        if self._exhausted and not self._hand:
+        if self._exhausted and not self._promised:
             return StopReason.EXHAUSTED
         return StopReason.NONE
 
-    def _train(self, point: SyncPoint) -> None:
+    def _require_time(self) -> None:
+        """Raises DeadlineError if an action of the ending has taken too long."""
+        finish = self._finish
+        if finish and finish.todo and self._clock.monotonic() > finish.until:
+            name = self._duties.name(finish.todo[0])
+            raise DeadlineError(
+                f"the final {name} wasn't done within {self._settings.finish_timeout_s:.0f} s, {finish.tries} tries"
+            )
+
+    @contextmanager
+    def _telling_all_ranks(self) -> Iterator[None]:
+        """Keep what is raised inside: the next report tells all ranks, which then stop together. Not for collective work."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - plug-in call
+            self._error = self._error or error
+
+    def _train(self, point: SyncPoint, current: Sequence[Delivery[Batch]]) -> None:
         step = point.first_step
-        for weight in point.weights:
-            delivery = self._hand.popleft() if self._hand else None
+        for weight, delivery in zip_longest(point.weights, current):
             if weight > 0:
-                if delivery is not None:
-                    for observer in self._observers:
-                        observer.entering(step, delivery.provenance)
-                outputs = self._step(delivery.payload if delivery is not None else self._step.padding(), weight)
-                if delivery is not None:
-                    for observer in self._observers:
-                        observer.trained(step, delivery, outputs)
+                self._train_step(step, delivery, weight)
                 step += 1
                 self.examples += weight
             if delivery is not None:
                 self._feed.trained(delivery.provenance)
         self._trained_steps = step
+
+    def _train_step(self, step: int, delivery: Delivery[Batch] | None, weight: float) -> None:
+        if delivery is None:
+            self._step(self._step.padding(), weight)
+            return
+        with self._telling_all_ranks():
+            for observer in self._observers:
+                observer.entering(step, delivery.provenance)
+        outputs = self._step(delivery.payload, weight)
+        with self._telling_all_ranks():
+            for observer in self._observers:
+                observer.trained(step, delivery, outputs)
 
     def _follow(self, point: SyncPoint) -> None:
         """Checkpoint, cut, report, evaluate: whatever is due after this round and may begin."""
@@ -347,60 +399,65 @@ class TrainingLoop:
             duties.checkpoint.settle(point.settled_checkpoint, point.settled_checkpoint_ok)
         if duties.cut:
             duties.cut.settle(point.settled_cut, point.settled_cut_ok)
-        if self._finish is not None:
+        if self._finish:
             self._continue_finish(self._finish, point)
-            return
-        for duty in duties.all():
+        # During an ending the others run only as it says; others go on looking at our progress.
+        regular = duties.all() if self._finish is None else [duty for duty in (duties.report,) if duty]
+        for duty in regular:
             if duty.is_due(point) and self._may_begin(duty, point):
                 duty.run(point)
 
     def _may_begin(self, duty: Duty, point: SyncPoint) -> bool:
-        return not duty.outstanding and (point.writers_ready or duty in (self._duties.report, self._duties.evaluate))
+        if duty.outstanding:
+            return False
+        if duty is self._duties.checkpoint:
+            return point.checkpoints_ready
+        return duty is not self._duties.cut or point.writers_ready
 
     def _begin_finish(self, point: SyncPoint) -> None:
         """Take the reason to stop that this round brought, before the next report is made: it must not promise more batches."""
         reason = self._reason(point)
         if reason is StopReason.NONE or (self._finish and reason <= self._finish.reason):
             return
-        if reason is StopReason.EXHAUSTED and self._feed.next_pass():
-            self._exhausted = False
+        if reason is StopReason.EXHAUSTED and self._begin_pass():
             return
         ending, duties = ENDINGS[reason], self._duties
         wanted = ((ending.evaluate, duties.evaluate), (ending.checkpoint, duties.checkpoint), (ending.release, duties.cut))
         self._finish = _Finish(
             reason=reason,
-            until=self._clock.monotonic() + self._settings.finish_timeout_s,
             todo=[duty for wants, duty in wanted if wants and duty is not None],
+            until=self._clock.monotonic() + self._settings.finish_timeout_s,
         )
         log.info("stopping after step %d: %s", point.last_step, reason.name.lower())
         logs.event("train.stopping", step=point.last_step, reason=reason.name.lower())
+
+    def _begin_pass(self) -> bool:
+        """Begin the next pass, if there is one. A pass that trained nothing is the last: so would be all that follow."""
+        if self._pass_began_at == self._trained_steps:
+            return False
+        with self._telling_all_ranks():
+            if not self._feed.next_pass():
+                return False
+            self._exhausted = False
+        self._pass_began_at = self._trained_steps
+        return True
 
     def _continue_finish(self, finish: _Finish, point: SyncPoint) -> None:
         """Do what is left of the ending in order, each once the one before it has settled; a failed commit is tried again."""
         while finish.todo:
             duty = finish.todo[0]
-            gave_up = duty.max_tries and finish.tries >= duty.max_tries
+            gave_up = 0 < duty.max_tries <= finish.tries
             if not duty.outstanding and (duty.committed_step == point.last_step or gave_up):
                 finish.todo.pop(0)
-                finish.tries = 0
+                finish.tries, finish.tried_at = 0, -math.inf
+                finish.until = self._clock.monotonic() + self._settings.finish_timeout_s
                 continue
-            if not self._may_begin(duty, point):
+            # By distance: a clock that was set back must not put off the next try.
+            if not self._may_begin(duty, point) or abs(point.clock - finish.tried_at) < RETRY_PAUSE_S:
                 return
             duty.run(point)
             finish.tries += 1
-            if not duty.outstanding:
-                duty.committed_step = point.last_step
-
-    def _is_over(self, point: SyncPoint) -> bool:
-        if self._reason(point) is StopReason.FAILED:
-            if self._error:
-                raise self._error
-            raise PeerLostError(f"another rank failed at step {point.last_step}; its own log says why")
-        if self._finish is None:
-            return False
-        if self._clock.monotonic() > self._finish.until:
-            raise DeadlineError(f"the final save or release wasn't committed within {self._settings.finish_timeout_s:.0f} s")
-        return not self._finish.todo
+            finish.tried_at = point.clock
 
     def _reason(self, point: SyncPoint) -> StopReason:
         if self._finish and point.stop < self._finish.reason:
@@ -408,3 +465,15 @@ class TrainingLoop:
         limit = self._settings.num_steps
         reached = StopReason.STEP_LIMIT if limit is not None and point.last_step >= limit else StopReason.NONE
         return max(point.stop, reached)
+
+
+def _weight(delivery: Delivery[Batch]) -> float:
+    return float(delivery.payload.weights.sum())
+
+
+def _require_weight(delivery: Delivery[Batch]) -> None:
+    """Raises DataError for a batch that no step can be made of."""
+    weight = _weight(delivery)
+    if not 0 <= weight < math.inf:
+        where = ", ".join(f"{run.split} [{run.start}, {run.stop})" for run in delivery.provenance.runs[:3])
+        raise DataError(f"the sample weights of a batch sum to {weight} ({where}); weights must be finite and not negative")

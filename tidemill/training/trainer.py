@@ -1,4 +1,4 @@
-"""What the loop calls a step: learning rates, the step itself, and the sums that log lines are made of."""
+"""What the loop calls a step, and the sums that log lines are made of."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import numpy as np
 
 from tidemill.clock import Clock, SystemClock
 from tidemill.features.batch import Batch
-from tidemill.training.optimizers import Optimizers
 from tidemill.training.step import TrainStep
 
 
@@ -25,56 +24,45 @@ class Interval:
 
 
 class Trainer:
-    """Applies the schedules and trains (`training.loop.Step`). Belongs to the training thread.
+    """Trains, and sums up (`training.loop.Step`). Belongs to the training thread.
 
-    `steps`: optimizer steps taken over the whole line, so that schedules go on where the parent's checkpoint left them.
+    `passes`: whole passes over the data so far, for the schedules; asked before each step.
     """
 
-    def __init__(
-        self,
-        step: TrainStep,
-        optimizers: Optimizers,
-        padding: Callable[[], Batch],
-        passes: Callable[[], int],
-        *,
-        steps: int = 0,
-        clock: Clock | None = None,
-    ) -> None:
+    def __init__(self, step: TrainStep, passes: Callable[[], int], *, clock: Clock | None = None) -> None:
         self._step = step
-        self._optimizers = optimizers
-        self._make_padding = padding
-        self._padding: Batch | None = None
         self._passes = passes
-        self.steps = steps
         self._clock = clock or SystemClock()
-        self._rates = (0.0, 0.0)
         self._reset()
 
+    @property
+    def steps(self) -> int:
+        """Optimizer steps over the whole line, the parents' included."""
+        return self._step.steps
+
     def __call__(self, batch: Batch, global_weight: float) -> dict[str, np.ndarray]:
-        self._rates = self._optimizers.set_rates(self.steps, self._passes())
-        result = self._step(batch, global_weight)
-        self.steps += 1
+        self._step.passes = self._passes()
+        outputs = self._step(batch, global_weight)
         self._interval_steps += 1
-        self._loss_sum += result.loss_sum
+        self._loss_sum += self._step.loss_sum
         self._weight_sum += float(batch.weights.sum())
         self._global_weight += global_weight
-        return result.outputs
+        return outputs
 
     def padding(self) -> Batch:
-        """A batch without a real row; made once, since a step never changes its batch."""
-        if self._padding is None:
-            self._padding = self._make_padding()
-        return self._padding
+        """A batch without a real row."""
+        return self._step.padding()
 
     def interval(self) -> Interval:
         """What was trained since the last call."""
         seconds = max(self._clock.monotonic() - self._since, 1e-9)
+        dense_rate, sparse_rate = self._step.learning_rates
         interval = Interval(
             steps=self._interval_steps,
             loss=self._loss_sum / self._weight_sum if self._weight_sum else 0.0,
             examples_per_s=self._global_weight / seconds,
-            dense_rate=self._rates[0],
-            sparse_rate=self._rates[1],
+            dense_rate=dense_rate,
+            sparse_rate=sparse_rate,
         )
         self._reset()
         return interval
