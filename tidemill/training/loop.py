@@ -256,7 +256,7 @@ class TrainingLoop:
         while True:
             point = self._decide(pending.wait())
             if self._finish and not self._finish.todo:
-                return Outcome(self._reason(point), point.last_step, point.watermark)
+                return Outcome(self._finish.reason, point.last_step, point.watermark)
             self._begin_finish(point)
             current = self._promised
             # The next gather travels while this round trains. Wait for data only if there is nothing else to do.
@@ -357,9 +357,8 @@ class TrainingLoop:
         finish = self._finish
         if finish and finish.todo and self._clock.monotonic() > finish.until:
             name = self._duties.name(finish.todo[0])
-            raise DeadlineError(
-                f"the final {name} wasn't done within {self._settings.finish_timeout_s:.0f} s, {finish.tries} tries"
-            )
+            limit = f"{self._settings.finish_timeout_s:.0f} s ({finish.tries} tries)"
+            raise DeadlineError(f"the final {name} wasn't done within {limit}; its own log lines say why")
 
     @contextmanager
     def _telling_all_ranks(self) -> Iterator[None]:
