@@ -27,15 +27,18 @@ class DataFeed:
         base: AssignmentBase | None = None,
         watermark: float | None = None,
         num_passes: int | None = 1,
+        on_pass: Callable[[], None] = lambda: None,
     ) -> None:
-        """`progress`: of all ranks, as restored. `num_passes` None: as many as it takes."""
+        """`progress`: of all ranks, as restored. `num_passes` None: as many as it takes. `on_pass`: called after each."""
         self._splits = list(splits)
         self._open_loader = open_loader
         self._rank = rank
         self._world_size = world_size
         self._num_passes = num_passes
+        self._on_pass = on_pass
         self.progress = progress
         self._watermark_value = watermark
+        self._newest_arrival: float | None = None
         self._open(base)
 
     @property
@@ -60,6 +63,14 @@ class DataFeed:
     def trained(self, provenance: Provenance) -> None:
         self.progress.advance(provenance)
         self._watermark.advance(provenance)
+        arrival = provenance.newest_arrival
+        if arrival is not None and (self._newest_arrival is None or arrival > self._newest_arrival):
+            self._newest_arrival = arrival
+
+    def take_newest_arrival(self) -> float | None:
+        """When the newest of the rows trained since the last call had arrived at the broker; None if no row says."""
+        newest, self._newest_arrival = self._newest_arrival, None
+        return newest
 
     def event_time(self, pending: Sequence[Provenance]) -> tuple[float | None, bool]:
         value, abstains = self._watermark.report(pending, self._loader.idle)
@@ -72,6 +83,7 @@ class DataFeed:
         if not bounded or self.is_complete:
             return False
         self.progress.complete_pass()
+        self._on_pass()
         if self.is_complete:
             return False
         self._loader.close()

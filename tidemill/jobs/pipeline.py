@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 
 from tidemill import registry
 from tidemill.config.base import Config
 from tidemill.config.load import Loaded, load_pipeline
 from tidemill.config.pipeline import PipelineConfig
+from tidemill.data.assignment import assign
+from tidemill.data.loader import Loader
 from tidemill.data.source import Source
-from tidemill.data.sources.kafka import KafkaSource
+from tidemill.data.sources.kafka import KafkaConfig, KafkaSource
 from tidemill.data.sources.parquet import ParquetConfig, ParquetSource
+from tidemill.distributed.agreement import Agreement
+from tidemill.distributed.runtime import Runtime
 from tidemill.errors import ConfigError
 from tidemill.features.batch import Batch
 from tidemill.features.feature_set import FeatureSet
 from tidemill.logs import log
+from tidemill.models.metrics import build_metrics, grouping_keys
+from tidemill.training.evaluate import evaluate
+from tidemill.training.step import padding_batch
 
 
 def component_config(family: str, kind: str) -> type[Config]:
@@ -60,18 +68,72 @@ def is_stream(config: PipelineConfig) -> bool:
 
 
 def make_source(config: PipelineConfig, features: FeatureSet, *, path: str, boundary: float | None = None) -> Source:
-    """The source of `path` (train or eval input). `boundary`: where a stream begins, less the margin."""
+    """The source of `path` (the train or the eval input): the topic if the config's is one, else Parquet files.
+
+    `boundary`: event time at which a stream begins.
+    """
     event_time = config.data_config.event_time.column or None
-    columns = [column.name for column in features.input_columns]
-    if not is_stream(config) or not path.startswith("kafka://") and path != config.train_input_path:
+    kafka = config.kafka if path == config.train_input_path else None
+    if kafka is None:
+        columns = [column.name for column in features.input_columns]
         return ParquetSource(ParquetConfig(paths=path, event_time_column=event_time), columns)
-    raise ConfigError(f"{path}: not a source")
+    settings = KafkaConfig(
+        brokers=kafka.brokers,
+        topics=(kafka.topic,),
+        group_id=kafka.group_id or None,
+        start_timestamp_ms=kafka.start_timestamp_ms,
+        start_margin_s=config.train_config.lineage.start_margin_s,
+        message_format=kafka.message_format,
+        event_time_column=event_time,
+        client=kafka.client,
+    )
+    return KafkaSource(settings, columns=column_types(config, features), boundary=boundary)
 
 
-def empty_batch(features: FeatureSet, size: int) -> Batch:
-    """A batch of `size` rows of padding."""
-    columns = {column.name: pa.array([], _some_type(column.accepts)) for column in features.input_columns}
-    return features.transform(pa.table(columns), size=size)
+def column_types(config: PipelineConfig, features: FeatureSet) -> dict[str, pa.DataType]:
+    """Name and type of every column that is read: as declared in data_config, else what suits the feature that uses it."""
+    declared = config.data_config.columns
+    types = {}
+    for column in features.input_columns:
+        field_type = declared.get(column.name)
+        types[column.name] = _arrow_type(field_type) if field_type else _some_type(column.accepts)
+    event_time = config.data_config.event_time.column
+    if event_time:
+        types.setdefault(event_time, pa.float64())
+    return types
+
+
+def evaluate_source(
+    source: Source,
+    config: PipelineConfig,
+    features: FeatureSet,
+    *,
+    scores: Callable[[Batch], dict[str, np.ndarray]],
+    agreement: Agreement,
+    runtime: Runtime,
+) -> dict[str, float]:
+    """Metrics of the config over all of a bounded source. Collective."""
+    data = config.data_config
+    size = data.eval_batch_size or data.batch_size
+    loader: Loader[Batch] = Loader(
+        source,
+        assign(source.discover(), {}, runtime.world_size, runtime.rank),
+        batch_size=size,
+        transform=lambda table, rows: features.transform(table, size=rows),
+    )
+    try:
+        return evaluate(
+            loader.take,
+            scores,
+            agreement=agreement,
+            padding=padding_batch(features, config.data_config.label_fields, size),
+            metrics=build_metrics(config.model.metrics),
+            label=label_of(config),
+            keys=grouping_keys(config.model.metrics),
+            max_steps=config.eval_config.num_steps,
+        )
+    finally:
+        loader.close()
 
 
 def latest_event_time(config: PipelineConfig) -> float:
@@ -79,5 +141,28 @@ def latest_event_time(config: PipelineConfig) -> float:
     return config.data_config.event_time.max_future_s or math.inf
 
 
+_SCALARS = {
+    "INT32": pa.int32(),
+    "INT64": pa.int64(),
+    "STRING": pa.string(),
+    "FLOAT": pa.float32(),
+    "DOUBLE": pa.float64(),
+}
+
+
+def _arrow_type(field_type: str) -> pa.DataType:
+    """The Arrow type of a declared column ("INT64", "ARRAY_STRING", "MAP_STRING_FLOAT")."""
+    if field_type.startswith("ARRAY_"):
+        return pa.list_(_arrow_type(field_type.removeprefix("ARRAY_")))
+    if field_type.startswith("MAP_"):
+        _, key, value = field_type.split("_")
+        return pa.map_(_SCALARS[key], _SCALARS[value])
+    return _SCALARS[field_type]
+
+
 def _some_type(accepts: tuple[str, ...]) -> pa.DataType:
-    return pa.string() if not accepts else pa.type_for_alias(accepts[0])
+    """The widest of the types that a feature accepts: text for ids, double for numbers."""
+    for name in ("string", "float64", "int64"):
+        if not accepts or name in accepts:
+            return pa.type_for_alias(name)
+    return pa.type_for_alias(accepts[0])

@@ -1,0 +1,48 @@
+"""The command `tidemill`: one small file a command, imported when it is called."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from tidemill import logs
+from tidemill.cli import config, cycle
+from tidemill.cli.broker import broker
+from tidemill.cli.evaluate import evaluate
+from tidemill.cli.export import export
+from tidemill.cli.inspect import inspect
+from tidemill.cli.predict import predict
+from tidemill.cli.serve import serve
+from tidemill.cli.trace import trace
+from tidemill.cli.train import train
+from tidemill.cli.verify import verify
+from tidemill.errors import TidemillError
+
+app = typer.Typer(
+    help="Online learning for recommendation models, from event stream to served model.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+app.command()(train)
+app.command("eval")(evaluate)
+app.command()(export)
+app.command()(predict)
+app.command()(serve)
+app.command()(broker)
+app.command()(inspect)
+app.command()(verify)
+app.command()(trace)
+app.add_typer(config.app, name="config", help="Check and explain pipeline configs.")
+app.add_typer(cycle.app, name="cycle", help="Run the daily cycle.")
+
+
+def main() -> None:
+    """Run the command line; errors raised on purpose become one message and their exit code."""
+    logs.set_up()
+    try:
+        app()
+    except TidemillError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)

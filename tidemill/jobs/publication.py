@@ -1,0 +1,126 @@
+"""A stream's publication: touched rows, cursor, publisher, and the gate that scores each candidate as a server would."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tidemill.contracts.checkpoint import CheckpointManifest
+from tidemill.contracts.files import TableSpec
+from tidemill.contracts.snapshot import SnapshotManifest
+from tidemill.distributed.agreement import Agreement
+from tidemill.distributed.sharding import ShardedModel
+from tidemill.features.batch import Batch
+from tidemill.features.feature_set import FeatureSet
+from tidemill.jobs.start import Start, from_rank_zero
+from tidemill.publish.cut import Cutter
+from tidemill.publish.gate import Candidate, Gate
+from tidemill.publish.publisher import Publisher, PublishSettings
+from tidemill.publish.recovery import PublishCursor, absorb, open_releases, snapshot_digest
+from tidemill.publish.tracker import TouchedRows
+from tidemill.serving.generation import Change, Generation, next_generation
+from tidemill.serving.loader import LineageFolder, load_generation, load_snapshot, read_changes
+from tidemill.serving.predictor import Predictor
+from tidemill.storage.base import Storage
+from tidemill.training.step import TrainStep
+
+
+class CandidateScores:
+    """Scores the snapshot's probe rows with a candidate on top of all releases so far (`publish.gate.Score`); one thread."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._folder = LineageFolder(storage, "")
+        self._generation: Generation = load_generation(storage, "")
+        self._last: Generation | None = None
+
+    def __call__(self, candidate: Candidate) -> Mapping[str, np.ndarray]:
+        base = self._base(candidate.sequence)
+        change = Change(
+            term=candidate.term,
+            sequence=candidate.sequence,
+            step=candidate.step,
+            watermark=candidate.watermark,
+            segments=[dict(arrays) for arrays in candidate.segments],
+            dense=None if candidate.dense is None else dict(candidate.dense),
+            stages=None,
+        )
+        self._last = next_generation(base, [change])
+        probes = self._last.model.probes
+        return {} if probes is None else Predictor(self._last).score_table(probes)
+
+    def _base(self, sequence: int) -> Generation:
+        """The newest release before `sequence`: the last candidate, if it was committed, without reading it again."""
+        last = self._last
+        if last is not None and last.sequence + 1 == sequence:
+            self._generation = last
+        elif self._generation.sequence + 1 != sequence:
+            news = read_changes(self._folder, self._generation)
+            if news.error is not None:
+                raise news.error
+            self._generation = next_generation(self._generation, news.changes)
+        return self._generation
+
+
+class Probes:
+    """The snapshot's probe rows, scored by the trainer. Collective: every rank scores as many batches of the same size."""
+
+    def __init__(self, storage: Storage, features: FeatureSet, step: TrainStep, rank: int) -> None:
+        table = load_snapshot(LineageFolder(storage, "")).model.probes
+        self._step = step
+        padding = step.padding()
+        self._batches: list[Batch] = []
+        if table is None:
+            return
+        for at in range(0, table.num_rows, padding.size):
+            rows = table.slice(at, padding.size)
+            batch = features.transform(rows, size=padding.size, with_labels=False) if rank == 0 else padding
+            self._batches.append(batch)
+
+    def scores(self) -> dict[str, np.ndarray] | None:
+        """By output; None without probe rows, and meaningless above rank 0."""
+        if not self._batches:
+            return None
+        parts = [self._step.scores(batch) for batch in self._batches]
+        return {output: np.concatenate([part[output] for part in parts]) for output in parts[0]}
+
+
+class Publication:
+    """What a publishing run adds to a training run. Construct it after the weights are restored, before training. Collective."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        start: Start,
+        model: ShardedModel,
+        agreement: Agreement,
+        tables: list[TableSpec],
+        *,
+        rank_states: list[dict[str, dict[str, Any]]],
+        part_timeout_s: float,
+    ) -> None:
+        shards = model.local_shards()
+        rank = start.writer.rank
+        self.touched = TouchedRows(shards)
+        self.cursor = PublishCursor(snapshot_digest(storage))
+        self.touched.load_state([state.get("touched", {}) for state in rank_states])
+        self.cursor.load_state([state["cursor"] for state in rank_states if "cursor" in state])
+        opened = int(from_rank_zero(agreement, rank, lambda: open_releases(storage, start.writer)))
+        deletes = absorb(storage, self.touched, tables, after=self.cursor.sequence, up_to=opened)
+        cutter = Cutter(shards, self.touched, model.dense_state if rank == 0 else None, deletes if rank == 0 else {})
+        gate = Gate(CandidateScores(storage)) if rank == 0 else Gate()
+        self.publisher = Publisher(
+            storage,
+            start.writer,
+            cutter,
+            self.cursor,
+            sequence=opened,
+            settings=PublishSettings(gate=gate, part_timeout_s=part_timeout_s),
+        )
+        model.on_lookup(self.touched.mark)
+
+
+def tables_of(snapshot: SnapshotManifest | None, manifest: CheckpointManifest | None) -> list[TableSpec]:
+    """The tables that releases may name."""
+    return list(snapshot.tables if snapshot else manifest.tables if manifest else [])
