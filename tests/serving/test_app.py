@@ -224,6 +224,25 @@ def test_a_full_queue_refuses_at_once(serve, new_lineage: LineageMaker) -> None:
     running.batcher.start()
 
 
+def test_an_answer_that_comes_too_late_is_an_error(serve, new_lineage: LineageMaker) -> None:
+    new_lineage().deploy(1)
+    running = serve(limits=Limits(deadline_s=0.05), scoring=False)
+    response = running.client.post(INFER, json=request_of(ROWS[:1]))
+    assert (response.status_code, response.json()) == (503, {"error": "not scored within 0.05 s"})
+    running.batcher.start()
+
+
+def test_a_body_that_never_ends_is_an_error(serve, new_lineage: LineageMaker) -> None:
+    new_lineage().deploy(1)
+
+    async def stuck() -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.Event().wait()
+
+    response = serve(limits=Limits(body_s=0.05)).client.post(INFER, content=stuck())
+    assert response.status_code == 408
+
+
 class _Replies:
     """Collects the replies to jobs, by name."""
 

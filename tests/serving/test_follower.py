@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable
 
 import numpy as np
@@ -56,6 +58,32 @@ def test_follows_the_head(root: LocalStorage, new_lineage: LineageMaker) -> None
     assert (status.heartbeat, status.ready, status.error) == (4, True, None)
     assert (status.deployment, status.lineage, status.snapshot_digest) == (1, lineage.folder, lineage.digest)
     assert (status.term, status.sequence, status.step, status.watermark) == (2, 3, 30, CLOCK_ZERO + 3)
+
+
+def test_an_old_generation_goes_with_its_last_request(root: LocalStorage, new_lineage: LineageMaker) -> None:
+    lineage = new_lineage()
+    lineage.deploy(1)
+    follower = follower_of(root)
+    follower.poll()
+    in_flight = follower.predictor
+    assert in_flight is not None
+    tables = weakref.ref(in_flight.generation.tables)
+    lineage.release(everything=True)
+    follower.poll()
+    assert_serves(follower, lineage, (1, 1))
+    assert np.array_equal(in_flight.score(columns_of(ROWS), len(ROWS))["logits"], lineage.states[0, 0].scores(ROWS))
+    del in_flight
+    gc.collect()
+    assert tables() is None
+
+
+def test_a_snapshot_without_probe_rows_is_served(root: LocalStorage, new_lineage: LineageMaker) -> None:
+    lineage = new_lineage(probes=None)
+    lineage.deploy(1)
+    lineage.release()
+    follower = follower_of(root)
+    follower.poll()
+    assert_serves(follower, lineage, (1, 1))
 
 
 def test_a_root_without_deployments_is_not_ready(root: LocalStorage, new_lineage: LineageMaker) -> None:

@@ -19,6 +19,7 @@ def serve(
     max_candidates: Annotated[int, typer.Option(min=1, help="Rows that one request may have.")] = 5000,
     deadline: Annotated[float, typer.Option(min=0.001, help="Seconds that a request may wait for scoring.")] = 5.0,
     drain: Annotated[float, typer.Option(min=1, help="Seconds that requests in flight may take after SIGTERM.")] = 10.0,
+    events: Annotated[Path | None, typer.Option(help="Append swaps and load errors here, as JSON lines.")] = None,
     torch_threads: Annotated[int | None, typer.Option(min=1, help="Default: all cores but one.")] = None,
 ) -> None:
     """Serve a model over HTTP (Open Inference Protocol v2, docs/reference/serving-api.md)."""
@@ -28,6 +29,8 @@ def serve(
     from tidemill.serving.server import serve as run_server
 
     logs.set_up()
+    if events is not None:
+        logs.send_events_to(logs.EventLog(events))
 
     def announce(bound_host: str, bound_port: int) -> None:
         if port_file is not None:

@@ -33,7 +33,9 @@ class Limits:
     body_bytes: int = 16 * 2**20
     candidates: int = 5000
     deadline_s: float = 5.0
-    """From the body's arrival to the start of scoring."""
+    """From the body's arrival to the answer."""
+    body_s: float = 30.0
+    """From a request's first byte to its body's last."""
 
 
 class Service:
@@ -101,15 +103,26 @@ class Service:
 
     async def _answer(self, request: Request) -> Response:
         generation = self._named(request)
-        body = await _read_body(request, self._limits.body_bytes)
+        body = await self._body(request)
         parsed = parse_request(body, generation.model.feature_columns, max_rows=self._limits.candidates)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Answer] = loop.create_future()
         deadline = self._clock.monotonic() + self._limits.deadline_s
         self._batcher.submit(Job(parsed.columns, parsed.num_rows, deadline, _reply_to(future, loop)))
-        answer = await future
+        try:
+            async with asyncio.timeout(self._limits.deadline_s):
+                answer = await future
+        except TimeoutError:
+            raise DeadlineError(f"not scored within {self._limits.deadline_s:g} s") from None
         body = response(parsed, request.path_params["model"], answer.generation, answer.scores)
         return Response(body, media_type="application/json")
+
+    async def _body(self, request: Request) -> bytes:
+        try:
+            async with asyncio.timeout(self._limits.body_s):
+                return await _read_body(request, self._limits.body_bytes)
+        except TimeoutError:
+            raise HTTPException(408, f"the body didn't arrive within {self._limits.body_s:g} s") from None
 
     def _generation(self) -> Generation:
         generation = self._follower.generation

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
+import pyarrow as pa
 
 from tidemill.clock import Clock
 from tidemill.contracts import layout
 from tidemill.contracts.serving import ServingStatus
-from tidemill.errors import CorruptError, StorageError, TidemillError
+from tidemill.errors import CorruptError, DataError, StorageError, TidemillError
 from tidemill.logs import event, log
 from tidemill.serving.deployments import Target, folder_target, newest_deployment
 from tidemill.serving.generation import Change, Generation, next_generation
@@ -197,12 +199,15 @@ class Follower:
 
 
 def warm_up(predictor: Predictor) -> None:
-    """Score the snapshot's probe rows, so that the first request meets compiled kernels and mapped pages.
+    """Score the snapshot's probe rows (without any, one row of nulls), so that the first request meets compiled kernels.
 
-    Raises CorruptError if a score isn't finite.
+    Raises CorruptError if a probe row's score isn't finite.
     """
-    probes = predictor.generation.model.probes
+    model = predictor.generation.model
+    probes = model.probes
     if probes is None:
+        with suppress(DataError):  # a feature may have no default
+            predictor.score({name: pa.nulls(1) for name in model.feature_columns}, 1)
         return
     for name, scores in predictor.score_table(probes).items():
         if not np.isfinite(scores).all():

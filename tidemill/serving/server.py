@@ -9,6 +9,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 
 import torch
 import uvicorn
@@ -110,8 +111,13 @@ def _run(service: Service, listener: socket.socket, drain_s: float) -> None:
         timeout_graceful_shutdown=max(1, round(drain_s)),
     )
     server = uvicorn.Server(config)
-    # uvicorn raises the signal again once it has stopped: by then it must do nothing, so that a drained server exits with 0.
-    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        server.should_exit = True
+
+    # Ours count before uvicorn has set its own, and after it has stopped: it then raises the signal again, which must not end the
+    # process, so that a drained server exits with 0.
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
             runner.run(server.serve(sockets=[listener]))
