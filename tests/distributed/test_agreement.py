@@ -73,7 +73,7 @@ def _rank_one_raises(runtime):
 
 
 def test_the_harness_names_the_rank_that_raised():
-    with pytest.raises(RankError, match="rank 1 raised:.*of rank one|rank 0 raised:.*PeerLostError"):
+    with pytest.raises(RankError, match=r"rank 1 raised:.*of rank one|rank 0 raised:.*PeerLostError"):
         _one_line(run_ranks, 2, _rank_one_raises)
 
 

@@ -185,8 +185,10 @@ def _every_rank_has_rows(rows: int, world_size: int) -> bool:
 
 def _shards(lookup: Lookup) -> Iterator[LocalShard]:
     engine = lookup.emb_module
-    states = engine.split_optimizer_states()
-    for table, weight, state in zip(lookup.config.embedding_tables, engine.split_embedding_weights(), states, strict=True):
+    weights = engine.split_embedding_weights()
+    # Empty for sgd, not a list of empty lists.
+    states = engine.split_optimizer_states() or [[] for _ in weights]
+    for table, weight, state in zip(lookup.config.embedding_tables, weights, states, strict=True):
         start = table.local_metadata.shard_offsets[0] if table.local_metadata else 0
         optimizer = {f"momentum{n}": tensor for n, tensor in enumerate(state, start=1)}
         yield LocalShard(table.name, start, start + table.local_rows, weight, optimizer)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,9 @@ import torch
 from tidemill.config.base import Config
 from tidemill.config.model import FeatureGroupConfig, ModelConfig
 from tidemill.config.optimizer import DenseOptimizer, SparseOptimizer
+from tidemill.config.train import GradClipping
 from tidemill.distributed.runtime import Runtime
-from tidemill.distributed.sharding import Sharding, shard
+from tidemill.distributed.sharding import ShardedModel, Sharding, shard
 from tidemill.features.batch import Batch, IdColumns
 from tidemill.features.feature_set import FeatureSet
 from tidemill.features.plan import Bucketizer, DensePlan, IdPlan
@@ -69,17 +71,17 @@ def contract_config(kind: str, section: dict[str, Any] | None = None) -> ModelCo
     )
 
 
-def random_batch(seed: int, size: int, num_rows: int | None = None, features: FeatureSet | None = None) -> Batch:
-    """A batch for `contract_features` (or others): 0 to 3 random ids a row, sequences of any length, weights of 0.5 to 1.5.
+def random_batch(seed: int, size: int, num_rows: int | None = None, max_ids: int = 3) -> Batch:
+    """A batch for `contract_features`: 0 to `max_ids` random ids a row, sequences of any length, weights of 0.5 to 1.5.
 
     The label follows from the first id of the first feature, so that it can be learned.
     """
-    features = features or contract_features()
+    features = contract_features()
     rng = np.random.default_rng(seed)
     rows = size if num_rows is None else num_rows
     pooled = [spec for spec in features.id_features if not spec.is_sequence]
     sequences = [spec for spec in features.id_features if spec.is_sequence]
-    lengths = [rng.integers(0, 4, rows) for _ in pooled]
+    lengths = [rng.integers(0, max_ids + 1, rows) for _ in pooled]
     ids = [rng.integers(0, spec.num_embeddings, count.sum()) for spec, count in zip(pooled, lengths, strict=True)]
     steps = [rng.integers(0, spec.sequence_length + 1, rows) for spec in sequences]
     step_ids = [rng.integers(0, spec.num_embeddings, count.sum()) for spec, count in zip(sequences, steps, strict=True)]
@@ -103,16 +105,28 @@ def split_batch(batch: Batch, parts: int) -> list[Batch]:
     return [_rows(batch, part * size, size) for part in range(parts)]
 
 
+@dataclass(frozen=True, slots=True)
+class ContractSettings:
+    """How a contract model is trained."""
+
+    sharding: Sharding = "row_wise"
+    sparse: dict[str, Any] = field(default_factory=lambda: {"adagrad_optimizer": {"lr": 0.1}})
+    dense: dict[str, Any] = field(default_factory=lambda: {"adam_optimizer": {"lr": 0.01}})
+    score_first: bool = False
+    grad_clipping: GradClipping | None = None
+
+
 def contract_step(
-    runtime: Runtime, model: RecModel, sharding: Sharding = "row_wise", size: int = 32, sparse: SparseOptimizer | None = None
-) -> tuple[TrainStep, Optimizers, Any]:
+    runtime: Runtime, model: RecModel, settings: ContractSettings = ContractSettings()
+) -> tuple[TrainStep, Optimizers, ShardedModel]:
     """A step that trains `model`, its optimizers, and the sharded model. Collective."""
-    sparse = sparse or SparseOptimizer.model_validate({"adagrad_optimizer": {"lr": 0.1}})
-    dense = DenseOptimizer.model_validate({"adam_optimizer": {"lr": 0.01}})
-    sharded = shard(model, runtime, sparse, sharding, seed=5)
-    optimizers = Optimizers(sharded, dense, sparse)
-    padding = padding_batch(contract_features(), [LABEL], size)
-    return TrainStep(sharded, optimizers, Objective([binary_cross_entropy], LABEL), padding), optimizers, sharded
+    sparse = SparseOptimizer.model_validate(settings.sparse)
+    sharded = shard(model, runtime, sparse, settings.sharding, seed=5)
+    optimizers = Optimizers(sharded, DenseOptimizer.model_validate(settings.dense), sparse)
+    objective = Objective([binary_cross_entropy], LABEL)
+    padding = padding_batch(contract_features(), [LABEL], 32)
+    step = TrainStep(sharded, optimizers, objective, padding, settings.grad_clipping, settings.score_first)
+    return step, optimizers, sharded
 
 
 def check_trains(runtime: Runtime, config: ModelConfig) -> None:
