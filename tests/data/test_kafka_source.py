@@ -1,0 +1,380 @@
+"""The Kafka source against the development broker."""
+
+import itertools
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidemill.data.assignment import plan
+from tidemill.data.intervals import IntervalSet
+from tidemill.data.loader import Loader
+from tidemill.data.progress import Progress, verify_splits
+from tidemill.data.sources.kafka import ROW_BITS, KafkaConfig, KafkaSource, message_runs, parse_uri
+from tidemill.data.split import SplitId, positions
+from tidemill.errors import ConfigError, DataError, DeadlineError, SourceChangedError
+from tidemill.testing.broker import DevelopmentBroker
+from tidemill.testing.source_contract import SourceContract
+
+COLUMNS = {"event_id": pa.string(), "event_time": pa.float64()}
+DEADLINE_S = 20.0
+MESSAGE = 1 << ROW_BITS
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevelopmentBroker]:
+    with DevelopmentBroker(tmp_path_factory.mktemp("broker")) as running:
+        yield running
+
+
+def new_topic(broker, partitions=1):
+    name = f"clicks-{next(_numbers)}"
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 0})
+    admin.create_topics([NewTopic(name, partitions, 1)])[name].result(DEADLINE_S)
+    return name
+
+
+@pytest.fixture
+def topic(broker):
+    return new_topic(broker)
+
+
+def row(number):
+    return {"event_id": f"e{number}", "event_time": 1000.0 + number}
+
+
+def produce(broker, topic, messages, *, partition=0, first_ms=1_000_000):
+    """Message i has the timestamp first_ms + 1000 * i."""
+    producer = Producer({"bootstrap.servers": broker.bootstrap, "log_level": 0, "linger.ms": 1})
+    for number, message in enumerate(messages):
+        value = message if message is None or isinstance(message, bytes) else json.dumps(message)
+        producer.produce(topic, value, partition=partition, timestamp=first_ms + 1000 * number)
+    assert producer.flush(DEADLINE_S) == 0
+
+
+def source(broker, topic, columns=None, boundary=None, **config):
+    config = {"topics": (topic,), "brokers": broker.bootstrap, "client": {"log_level": 0, "fetch.wait.max.ms": 10}, **config}
+    return KafkaSource(KafkaConfig(**config), columns or COLUMNS, boundary=boundary)
+
+
+class Run:
+    """One process's life: what it read, and the progress it left."""
+
+    def __init__(self, source, progress=None, *, batch_size=4, max_wait_s=0.2, **options):
+        self.progress = progress or Progress()
+        self.source = source
+        self.rows, self.deliveries = [], []
+        _, assigned = plan(source.discover(), None, self.progress.done, 1, 0)
+        self.loader = Loader(
+            source,
+            assigned,
+            batch_size=batch_size,
+            transform=lambda table, size: table.column("event_id").to_pylist(),
+            max_wait_s=max_wait_s,
+            **options,
+        )
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.loader.close()
+        self.source.close()
+
+    def train(self, until: Callable[["Run"], bool]):
+        deadline = time.monotonic() + DEADLINE_S
+        while not until(self):
+            assert time.monotonic() < deadline, f"only {self.rows} came"
+            delivery = self.loader.take(0.5)
+            if delivery is not None:
+                self.rows.extend(int(key[1:]) for key in delivery.payload)
+                self.deliveries.append(delivery)
+                self.progress.advance(delivery.provenance)
+        return self.rows
+
+
+def count(number):
+    return lambda run: len(run.rows) >= number
+
+
+def split_of(topic, partition=0):
+    return SplitId("kafka", f"{topic}:{partition}")
+
+
+class TestContract(SourceContract):
+    @pytest.fixture(autouse=True)
+    def _broker(self, broker):
+        self.broker, self.topic = broker, None
+
+    def make(self, directory: Path) -> KafkaSource:
+        if self.topic is None:
+            self.topic = new_topic(self.broker, 3)
+            for partition, sizes in enumerate(([1] * 25, [3, 1, 10, 1, 1, 2], [])):
+                numbers = itertools.count(100 * partition)
+                messages = [[row(next(numbers)) for _ in range(size)] for size in sizes]
+                produce(self.broker, self.topic, [m[0] if len(m) == 1 else m for m in messages], partition=partition)
+        return source(self.broker, self.topic)
+
+    def num_rows(self) -> int:
+        return 43
+
+    def _left(self, directory, splits, assigned, progress) -> int:
+        sizes = {0: [1] * 25, 1: [3, 1, 10, 1, 1, 2], 2: []}
+        left = 0
+        for part in assigned:
+            rows = sizes[int(part.split.id.name.rpartition(":")[2])]
+            at = np.array([offset * MESSAGE + k for offset, size in enumerate(rows) for k in range(size)], np.int64)
+            left += int((~progress.done.get(part.split.id, IntervalSet()).holds(at)).sum())
+        return left
+
+
+def test_message_of_ten_rows_resumes_inside(broker, topic):
+    produce(broker, topic, [[row(10 * m + k) for k in range(10)] for m in range(3)])
+    with Run(source(broker, topic)) as first:
+        assert first.train(count(4)) == [0, 1, 2, 3]
+    assert first.progress.done[split_of(topic)].intervals == ((0, 4),)
+    with Run(source(broker, topic), first.progress) as second:
+        assert second.train(count(26)) == list(range(4, 30))
+    assert second.progress.done[split_of(topic)].intervals == ((0, 3 * MESSAGE),)
+
+
+def test_one_row_messages_at_consecutive_offsets_are_one_run(broker, topic):
+    produce(broker, topic, [row(i) for i in range(8)])
+    with Run(source(broker, topic), batch_size=8) as run:
+        run.train(count(8))
+    [run_of_rows] = run.deliveries[0].provenance.runs
+    assert (run_of_rows.start, run_of_rows.stop, run_of_rows.rows, run_of_rows.stride) == (0, 8 * MESSAGE, 8, MESSAGE)
+    assert run_of_rows.event_time == 1007.0
+    assert run.deliveries[0].provenance.newest_arrival == 1007.0
+
+
+def test_arrow_messages(broker, topic):
+    table = pa.table({"event_id": [f"e{i}" for i in range(5)], "event_time": [5.0 + i for i in range(5)]})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        for batch in table.to_batches(max_chunksize=2):
+            writer.write_batch(batch)
+    produce(broker, topic, [sink.getvalue().to_pybytes()])
+    with Run(source(broker, topic, message_format="arrow", event_time_column="event_time"), batch_size=5) as run:
+        assert run.train(count(5)) == [0, 1, 2, 3, 4]
+    assert run.deliveries[0].provenance.runs[0].event_time == 9.0
+
+
+def test_poison_is_skipped_covered_and_not_met_again(broker, topic):
+    produce(broker, topic, [row(0), b"garbage", row(1), None, row(2)])
+    with Run(source(broker, topic), batch_size=3) as run:
+        assert run.train(count(3)) == [0, 1, 2]
+    assert run.progress.done[split_of(topic)].intervals == ((0, 5 * MESSAGE),)
+
+
+def test_too_much_poison_fails_naming_the_message(broker, topic):
+    produce(broker, topic, [row(0), b"garbage", row(1), b"rubbish", row(2)])
+    with (
+        Run(source(broker, topic, max_poison=1)) as run,
+        pytest.raises(DataError, match=rf"{topic}:0, offset 3: .*max_poison allows 1"),
+    ):
+        run.train(count(3))
+
+
+def test_wrong_type_is_poison_and_missing_column_is_null(broker, topic):
+    produce(broker, topic, [{"event_id": "e0"}, {"event_id": "e1", "event_time": "late"}, row(2)])
+    with Run(source(broker, topic, event_time_column="event_time"), batch_size=2) as run:
+        assert run.train(count(2)) == [0, 2]
+    assert run.deliveries[0].provenance.runs[-1].event_time == 1002.0
+
+
+@pytest.mark.parametrize(
+    ("config", "boundary", "expected"),
+    [
+        ({}, None, [0, 1, 2, 3, 4, 5]),
+        ({"start_timestamp_ms": 1_002_000}, None, [2, 3, 4, 5]),
+        ({"start_timestamp_ms": 1_002_000}, 1004.0, [2, 3, 4, 5]),
+        ({}, 1004.0, [4, 5]),
+        ({"start_margin_s": 2.0}, 1004.0, [2, 3, 4, 5]),
+        ({"event_time_column": "event_time"}, 1004.0, [0, 1, 2, 3, 4, 5]),
+    ],
+)
+def test_where_an_untouched_partition_starts(broker, topic, config, boundary, expected):
+    produce(broker, topic, [row(i) for i in range(6)])
+    with Run(source(broker, topic, boundary=boundary, **config)) as run:
+        assert run.train(count(len(expected))) == expected
+
+
+def test_own_progress_goes_before_the_start_time(broker, topic):
+    produce(broker, topic, [row(i) for i in range(6)])
+    with Run(source(broker, topic, start_timestamp_ms=1_001_000), batch_size=2) as first:
+        first.train(count(2))
+    assert first.progress.done[split_of(topic)].intervals == ((MESSAGE, 3 * MESSAGE),)
+    with Run(source(broker, topic, start_timestamp_ms=1_004_000), first.progress) as second:
+        assert second.train(count(3)) == [3, 4, 5]
+
+
+def test_start_time_past_the_head_starts_at_the_end(broker, topic):
+    produce(broker, topic, [row(0), row(1)])
+    with Run(source(broker, topic, start_timestamp_ms=9_000_000_000_000)) as run:
+        assert run.loader.take(0.5) is None
+        produce(broker, topic, [row(2)])
+        assert run.train(count(1)) == [2]
+
+
+def test_boundary_drops_rows_that_belong_to_the_table(broker, topic):
+    produce(broker, topic, [row(i) for i in (3, 0, 4, 1, 5)], first_ms=2_000_000)
+    made = source(broker, topic, boundary=1003.0, event_time_column="event_time")
+    with Run(made, batch_size=3, drop_before=1003.0) as run:
+        assert run.train(count(3)) == [3, 4, 5]
+        assert run.loader.counts.dropped == 2
+    assert run.progress.done[split_of(topic)].intervals == ((0, 5 * MESSAGE),)
+
+
+def delete_before(broker, topic, offset):
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 0})
+    [future] = admin.delete_records([TopicPartition(topic, 0, offset)]).values()
+    future.result(DEADLINE_S)
+
+
+def test_expired_offsets_fail_or_go_on(broker, topic):
+    produce(broker, topic, [row(i) for i in range(10)])
+    with Run(source(broker, topic)) as first:
+        first.train(count(4))
+    delete_before(broker, topic, 7)
+    made = source(broker, topic)
+    with (
+        closing(made),
+        Run(made, first.progress.copy()) as run,
+        pytest.raises(SourceChangedError, match=rf"{topic}:0: messages 4 to 6 \(3\)"),
+    ):
+        run.train(count(1))
+    with Run(source(broker, topic, on_data_loss="earliest"), first.progress) as second:
+        assert second.train(count(3)) == [7, 8, 9]
+    assert second.progress.done[split_of(topic)].intervals == ((0, 10 * MESSAGE),)
+
+
+def test_progress_beyond_the_end_is_refused(broker, topic):
+    produce(broker, topic, [row(0)])
+    progress = Progress()
+    progress.done[split_of(topic)] = IntervalSet.of([(0, 5 * MESSAGE)])
+    with Run(source(broker, topic), progress) as run, pytest.raises(SourceChangedError, match=r"offset 5, but it ends at 1"):
+        run.train(count(1))
+
+
+def test_another_cluster_is_refused(broker, topic):
+    made = source(broker, topic)
+    with closing(made):
+        splits = made.discover()
+        [state] = Progress().to_states(splits)
+        verify_splits(made, splits, [state])
+        for key, value in (("cluster", "elsewhere"), ("earliest", 1)):
+            other = state.model_copy(update={"fingerprint": {**state.fingerprint, key: value}})
+            with pytest.raises(SourceChangedError, match=rf"{topic}:0: .*{key}.* was {value}"):
+                verify_splits(made, splits, [other])
+
+
+def test_topic_that_isnt_there_is_named(broker):
+    made = source(broker, "nowhere")
+    with closing(made), pytest.raises(DataError, match="topic 'nowhere'"):
+        made.discover()
+
+
+def test_no_broker_is_an_error_after_the_deadline():
+    config = KafkaConfig(brokers="127.0.0.1:1", topics=("clicks",), connect_timeout_s=0.5, client={"log_level": 0})
+    made = KafkaSource(config, COLUMNS)
+    with closing(made), pytest.raises(DeadlineError, match=r"127\.0\.0\.1:1: topic 'clicks': no answer within 0\.5 s"):
+        made.discover()
+
+
+def test_broker_restart_loses_and_doubles_nothing(tmp_path):
+    with DevelopmentBroker(tmp_path) as own:
+        topic = new_topic(own)
+        produce(own, topic, [row(i) for i in range(20)])
+        with Run(source(own, topic, client={"log_level": 0, "reconnect.backoff.max.ms": 100})) as run:
+            run.train(count(20))
+            own.restart()
+            produce(own, topic, [row(i) for i in range(20, 40)])
+            assert run.train(count(40)) == list(range(40))
+
+
+def test_outage_that_lasts_ends_the_run(tmp_path):
+    with DevelopmentBroker(tmp_path) as own:
+        topic = new_topic(own)
+        produce(own, topic, [row(0)])
+        with Run(source(own, topic, outage_timeout_s=1.0), batch_size=1) as run:
+            run.train(count(1))
+            own.kill()
+            with pytest.raises(DeadlineError, match="can't be reached"):
+                run.train(count(2))
+
+
+def test_commits_the_first_offset_that_isnt_wholly_done(broker, topic):
+    produce(broker, topic, [[row(10 * m + k) for k in range(10)] for m in range(3)])
+    made = source(broker, topic, group_id="dashboard")
+    with Run(made) as run:
+        run.train(count(12))
+        made.commit(run.progress.done)
+        with closing(Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "dashboard", "log_level": 0})) as reader:
+            deadline = time.monotonic() + DEADLINE_S
+            while reader.committed([TopicPartition(topic, 0)], timeout=5.0)[0].offset != 1:
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+
+
+def test_uri():
+    config = parse_uri("kafka://a:9092,b:9092/clicks?group.id=g&start.timestamp.ms=12&sasl.password=p%2B+#1&security.protocol=SSL")
+    assert config.brokers == "a:9092,b:9092"
+    assert config.topics == ("clicks",)
+    assert (config.group_id, config.start_timestamp_ms) == ("g", 12)
+    assert config.client == {"sasl.password": "p++#1", "security.protocol": "SSL"}
+
+
+@pytest.mark.parametrize(
+    "uri", ["http://a/b", "kafka:///t", "kafka://a:1", "kafka://a:1/", "kafka://a/t?start.timestamp.ms=-1", "kafka://a/t?x"]
+)
+def test_wrong_uri(uri):
+    with pytest.raises(ConfigError):
+        parse_uri(uri)
+
+
+@pytest.mark.parametrize(
+    ("client", "match"),
+    [
+        ({"enable.auto.commit": True}, "checkpoints"),
+        ({"auto.offset.reset": "latest"}, "start_timestamp_ms"),
+        ({"group.id": "x"}, "group_id"),
+        ({"no.such.setting": "x"}, "no.such.setting"),
+    ],
+)
+def test_client_settings_that_would_break_positions_are_refused(client, match):
+    with pytest.raises(ConfigError, match=match):
+        KafkaSource(KafkaConfig(brokers="127.0.0.1:1", topics=("t",), client=client), COLUMNS).discover()
+
+
+def test_json_needs_columns():
+    with pytest.raises(ConfigError, match="columns"):
+        KafkaSource(KafkaConfig(brokers="127.0.0.1:1", topics=("t",)))
+    with pytest.raises(ConfigError, match="'ts' isn't among"):
+        KafkaSource(KafkaConfig(brokers="127.0.0.1:1", topics=("t",), event_time_column="ts"), COLUMNS)
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), st.sampled_from([0, 1, 1, 1, 2, 5])), min_size=1, max_size=12), st.integers(0, 1))
+def test_runs_cover_everything_and_place_every_row(messages, behind):
+    """(distance from the offset before, rows) of each message."""
+    offsets = np.cumsum([step for step, _ in messages])
+    rows = np.array([size for _, size in messages])
+    start = (int(offsets[0]) - behind) * MESSAGE
+    times = np.arange(rows.sum(), dtype=np.float64)
+    runs = message_runs(SplitId("kafka", "t:0"), start, offsets, rows, times)
+    expected = [int(offset) * MESSAGE + k for offset, size in zip(offsets, rows, strict=True) for k in range(size)]
+    assert [p for run in runs for p in positions(run).tolist()] == expected
+    assert [run.start for run in runs] == [start, *(run.stop for run in runs[:-1])]
+    assert runs[-1].stop == (int(offsets[-1]) + 1) * MESSAGE
+    ends = np.cumsum([run.rows for run in runs])
+    assert all(run.event_time == end - 1 for run, end in zip(runs, ends, strict=True) if run.rows)
