@@ -1,0 +1,122 @@
+"""Full export: a checkpoint becomes the snapshot that a lineage starts from. One process, storage only (A15)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from tidemill.checkpoint.restore import read_checkpoint, read_file, restore_tables
+from tidemill.config.pipeline import PipelineConfig
+from tidemill.data.assignment import assign
+from tidemill.distributed.runtime import start_runtime
+from tidemill.distributed.sharding import shard
+from tidemill.errors import ConfigError
+from tidemill.features.feature_set import FeatureSet
+from tidemill.jobs import pipeline
+from tidemill.jobs.place import checkpoint_path
+from tidemill.lineage.records import run_records
+from tidemill.models.losses import build_losses
+from tidemill.models.model import build_model
+from tidemill.publish.export import NUM_PROBE_ROWS, Probes, SnapshotOptions, StoredCheckpoint, export_snapshot
+from tidemill.serving.loader import LineageFolder, load_snapshot
+from tidemill.serving.predictor import Predictor
+from tidemill.storage.base import Storage
+from tidemill.storage.open import open_storage
+from tidemill.training.optimizers import Optimizers
+from tidemill.training.step import Objective, TrainStep, padding_batch
+
+
+@dataclass(frozen=True, slots=True)
+class ExportRequest:
+    """What the command line asks for. `checkpoint`: a checkpoint or a folder of them; None: the config's model_dir."""
+
+    pipeline: str
+    export_dir: str
+    checkpoint: str | None
+    overrides: Mapping[str, object]
+    edits: str | None = None
+
+
+def export(request: ExportRequest) -> None:
+    """Export the newest (or the named) checkpoint into `export_dir`, verified by scoring probe rows as a server would.
+
+    Does nothing if the folder holds that checkpoint's snapshot already. Raises CheckpointError without a checkpoint, PublishError if
+    the folder holds another snapshot or the exported program doesn't score as the trainer does.
+    """
+    config = pipeline.load(request.pipeline, overrides=request.overrides, edits=request.edits).config
+    folder, step = checkpoint_path(request.checkpoint or config.model_dir)
+    source = open_storage(folder)
+    _, manifest = read_checkpoint(source, step)
+    features = pipeline.feature_set(config)
+    checkpoint = StoredCheckpoint(source, manifest)
+    model = build_model(config.model, features, config.train_config.runtime.seed)
+    options = SnapshotOptions(
+        model_name=config.model.kind,
+        boundary=_boundary(config, source),
+        probes=_probes(config, features, checkpoint),
+        verify=_score_as_served,
+    )
+    target = open_storage(request.export_dir)
+    export_snapshot(checkpoint, target, model, features, options)
+
+
+def _boundary(config: PipelineConfig, source: Storage) -> float | None:
+    """The config's boundary, or the one on record of the daily run."""
+    if config.train_config.lineage.boundary is not None:
+        return config.train_config.lineage.boundary
+    known = [record.boundary for record in run_records(source) if record.boundary is not None]
+    return known[-1] if known else None
+
+
+def _probes(config: PipelineConfig, features: FeatureSet, checkpoint: StoredCheckpoint) -> Probes:
+    """The first rows of the training data, scored by the trainer's own model with the checkpoint's weights."""
+    runtime = start_runtime(config.train_config.runtime.timeout_s, num_threads=config.train_config.runtime.threads)
+    try:
+        rows = _first_rows(config, features)
+        seed = config.train_config.runtime.seed
+        sharded = shard(
+            build_model(config.model, features, seed),
+            runtime,
+            config.train_config.sparse_optimizer,
+            config.train_config.runtime.sharding,
+            seed,
+        )
+        restore_tables(checkpoint.storage, checkpoint.manifest, sharded.local_shards(), optimizer=False)
+        dense = read_file(checkpoint.storage, checkpoint.manifest, "dense")
+        sharded.load_dense_state({name: torch.from_numpy(np.array(array)) for name, array in dense.items()})
+        optimizers = Optimizers(sharded, config.train_config.dense_optimizer, config.train_config.sparse_optimizer)
+        label = pipeline.label_of(config)
+        step = TrainStep(
+            sharded, optimizers, Objective(build_losses(config.model.losses), label), padding_batch(features, [label], 1)
+        )
+        scores = step.scores(features.transform(rows, with_labels=False))
+    finally:
+        runtime.close()
+    return Probes(rows, lambda table: {name: values[: table.num_rows] for name, values in scores.items()})
+
+
+def _first_rows(config: PipelineConfig, features: FeatureSet) -> pa.Table:
+    """Raw rows of the training data, the columns that features need."""
+    source = pipeline.make_source(config, features, path=config.train_input_path)
+    if not source.bounded:
+        raise ConfigError("an export takes its probe rows from the day's table: train_input_path must name files, not a stream")
+    reader = source.open_all(assign(source.discover(), {}, 1, 0))
+    try:
+        raw = reader.read(60.0)
+    finally:
+        reader.close()
+    needed = [column.name for column in features.input_columns if column.role == "feature"]
+    if raw is None or raw.num_rows == 0:
+        raise ConfigError(f"{config.train_input_path}: holds no rows, so there is nothing to probe the snapshot with")
+    return raw.table.select(needed).slice(0, NUM_PROBE_ROWS).combine_chunks()
+
+
+def _score_as_served(storage: Storage) -> Mapping[str, np.ndarray]:
+    """Scores of a snapshot's probe rows by the server's own code."""
+    generation = load_snapshot(LineageFolder(storage, ""))
+    assert generation.model.probes is not None
+    return Predictor(generation).score_table(generation.model.probes)
