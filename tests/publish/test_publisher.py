@@ -97,6 +97,16 @@ def test_an_idle_cut_moves_step_and_watermark_with_a_manifest_only(world):
     assert run.is_served(storage)
 
 
+def test_rank_0_waits_for_a_slow_rank(world):
+    storage, saved = world.lineage()
+    run = world.start(storage, saved, ranks=3)
+    run.train(world.rng)
+    number = run.cut(ranks=[0])
+    assert run.cut(ranks=[2]) == run.cut(ranks=[1]) == number
+    assert run.settle()
+    assert run.is_served(storage)
+
+
 def test_a_late_rank_fails_the_cut_and_the_next_one_holds_everything(world):
     storage, saved = world.lineage()
     run = world.start(storage, saved, settings=PublishSettings(part_timeout_s=0.05))
@@ -216,26 +226,28 @@ def test_a_commit_of_unknown_outcome_is_settled_by_trying_again(world):
 
 def test_a_commit_that_stays_unknown_counts_as_failed_and_the_next_cut_follows_it(world):
     storage, saved = world.lineage()
-    run = world.start(_silent(storage, creates=TRIES), saved, ranks=1, clock=ManualClock())
+    run = world.start(_silent(storage, creates=TRIES, sequence=3), saved, ranks=1, clock=ManualClock())
+    run.train(world.rng)
+    assert run.publish()
     run.train(world.rng)
     assert not run.publish()
     assert run.is_served(storage), "it was committed after all"
-    # Back to the weights that rank 0 believes to be the newest committed ones.
+    # Back to the weights that the run knows to be committed: they aren't the ones that are served.
     run.dense["top.weight"][0, 0] -= 1
     run.change("pooled/user", np.array([1]), world.rng)
     assert run.publish()
-    assert [manifest.cut for manifest in world.releases(storage)] == [0, 1, 2]
+    assert [manifest.cut for manifest in world.releases(storage)] == [0, 1, 2, 3]
     assert run.is_served(storage)
 
 
-def _silent(storage, creates):
-    """A store that creates release 2, fails to say so, and is then down for the other `creates` - 1 tries."""
+def _silent(storage, creates, sequence=2):
+    """A store that creates a release, fails to say so, and is then down for the other `creates` - 1 tries."""
 
     class Silent(FaultyStorage):
         tries = 0
 
         def create(self, key, *chunks):
-            if key == layout.release(2) and self.tries < creates:
+            if key == layout.release(sequence) and self.tries < creates:
                 self.tries += 1
                 fail = self.fail_after if self.tries == 1 else self.fail_at
                 fail(self.num_operations + 1)
