@@ -10,6 +10,7 @@ import pytest
 from pydantic import Field
 
 from tidemill.config.base import Config, Resolver
+from tidemill.config.feature import FeatureEntry
 from tidemill.config.load import Loaded, load_pipeline
 from tidemill.config.model import MLP, DINTower, Tower
 from tidemill.errors import ConfigError
@@ -46,7 +47,7 @@ class SampleSequence(Config):
     sequence_name: str
     sequence_length: int
     sequence_pk: str = ""
-    features: tuple[dict[str, dict[str, Any]], ...] = ()
+    features: tuple[FeatureEntry, ...] = ()
 
 
 class SampleTower(Config):

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tidemill import registry
 from tidemill.config.base import Config
+from tidemill.config.feature import FeatureEntry
 from tidemill.errors import ConfigError, DataError, SchemaError
 from tidemill.features import feature_set, native, vectorized
 from tidemill.features.feature_set import FeatureSet
@@ -114,7 +115,8 @@ def test_two_features_may_read_one_column() -> None:
 
 
 def test_a_group_expands_to_prefixed_sequences() -> None:
-    members = ({"id_feature": {"feature_name": "item", "expression": "item:id", "embedding_dim": 4, "num_buckets": 9}},)
+    member = feature("id_feature", "item", expression="item:id", embedding_dim=4, num_buckets=9)
+    members = (FeatureEntry(kind=member[0], config=member[1]),)
     config = registry.resolve("feature", "sequence_feature").Config(
         sequence_name="clicks", sequence_length=2, sequence_delim="|", features=members
     )

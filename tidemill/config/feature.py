@@ -142,5 +142,4 @@ class FeatureEntry(Config):
         prefix = getattr(self.config, "sequence_name", "")
         if not prefix:
             return (self.name,)
-        inner = [fields for member in getattr(self.config, "features", ()) for fields in member.values()]
-        return tuple(f"{prefix}__{fields.get('feature_name', '')}" for fields in inner)
+        return tuple(f"{prefix}__{member.name}" for member in getattr(self.config, "features", ()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +17,7 @@ NUMBER_ID_TYPES = (*ID_TYPES, "float32", "float64")
 FLOAT_TYPES = ("float32", "float64", "int32", "int64", "string", "large_string", "list of those")
 
 _NATIVE = (pa.string(), pa.large_string(), pa.int32(), pa.int64())
-_Lists = pa.ListArray | pa.LargeListArray
+_Lists: TypeAlias = pa.ListArray | pa.LargeListArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +144,7 @@ def _contains(array: pa.Array, character: str) -> bool:
 
 
 def _is_text(type_: pa.DataType) -> bool:
-    return pa.types.is_string(type_) or pa.types.is_large_string(type_)
+    return type_ in (pa.string(), pa.large_string())
 
 
 def _float64(array: pa.Array, owner: str) -> np.ndarray:
@@ -154,7 +155,7 @@ def _float64(array: pa.Array, owner: str) -> np.ndarray:
         array = array.cast(pa.float64())
     elif not (pa.types.is_floating(type_) or pa.types.is_integer(type_)):
         raise SchemaError(f"{owner} has type {type_}; accepted: {', '.join(FLOAT_TYPES)}")
-    return array.to_numpy(zero_copy_only=False).astype(np.float64, copy=False)
+    return np.asarray(array.to_numpy(zero_copy_only=False), np.float64)
 
 
 def _parse(array: pa.Array, owner: str) -> pa.Array:

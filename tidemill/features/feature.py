@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
+from tidemill import registry
 from tidemill.config.base import Config
 from tidemill.errors import ConfigError
 from tidemill.features.plan import Bucketizer, FeaturePlan, PlanContext
@@ -30,14 +31,6 @@ class Feature(ABC):
     """A kind of feature. A subclass has a nested `Config`, found by its registry kind, and compiles it to plans."""
 
     Config: ClassVar[type[Config]]
-    NOT_YET: ClassVar[frozenset[str]] = frozenset()
-    """fields of Config that are accepted and have no effect yet"""
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        if "Config" in vars(cls):
-            # so that checking a config warns of them
-            cls.Config.idle_fields = cls.NOT_YET
 
     @classmethod
     @abstractmethod
@@ -48,6 +41,14 @@ class Feature(ABC):
     @abstractmethod
     def examples(cls) -> list[Example]:
         """At least one of each way to use the kind, for FG_DAG."""
+
+
+def feature_class(kind: str) -> type[Feature]:
+    """The class of a registered kind. Raises ConfigError for an unknown one."""
+    found = registry.resolve("feature", kind)
+    if not issubclass(found, Feature):
+        raise ConfigError(f"feature {kind!r} is registered as {found.__qualname__}, which isn't a Feature")
+    return found
 
 
 def read_expression(name: str, expression: str | None, context: PlanContext) -> tuple[str, str | None]:

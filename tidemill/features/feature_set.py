@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from tidemill import registry
 from tidemill.config.base import Config
 from tidemill.errors import ConfigError, DataError, SchemaError
 from tidemill.features.batch import Batch, IdColumns
@@ -23,6 +22,7 @@ from tidemill.features.columns import (
     single_array,
 )
 from tidemill.features.dense import DenseBlock, boundary_column
+from tidemill.features.feature import feature_class
 from tidemill.features.hashing import HASH_VERSIONS, require_hash
 from tidemill.features.plan import (
     DensePlan,
@@ -109,7 +109,7 @@ class FeatureSet:
         if fg_mode not in FG_MODES:
             raise ConfigError(f"fg_mode {fg_mode!r} isn't supported; use one of {', '.join(FG_MODES)}")
         context = PlanContext(encoded=fg_mode == "FG_NONE", encoded_separator=multival_separator)
-        plans = [plan for kind, config in features for plan in registry.resolve("feature", kind).plans(config, context)]
+        plans = [plan for kind, config in features for plan in feature_class(kind).plans(config, context)]
         return cls(plans, labels=labels, sample_weight=sample_weight, extras=extras, hash_function=hash_function)
 
     @classmethod

@@ -4,6 +4,9 @@ It is given addresses, so the caller keeps the arrays alive. Everything compiled
 of compiled code notices changes to this file only (the mixing functions of hashing.py never change).
 """
 
+# mypy: ignore-errors
+# (numba infers the types of what it compiles)
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

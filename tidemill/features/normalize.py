@@ -10,7 +10,7 @@ import numpy as np
 
 from tidemill.errors import ConfigError
 
-_METHODS = {
+_METHODS: dict[str, dict[str, float | None]] = {
     "log10": {"threshold": 1e-10, "default": -10.0},
     "zscore": {"mean": None, "standard_deviation": None},
     "minmax": {"min": None, "max": None},

@@ -107,13 +107,13 @@ def plan_to_json(plan: FeaturePlan) -> dict[str, Any]:
 
 def plan_from_json(document: dict[str, Any]) -> FeaturePlan:
     """Raises ConfigError for a plan of an unknown kind or with unknown or missing fields."""
-    fields = {key: tuple(value) if isinstance(value, list) else value for key, value in document.items()}
+    fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in document.items()}
     kind = fields.pop("plan", None)
     try:
         if kind == "dense":
             return DensePlan(**fields)
         if kind == "id":
-            bucketizer = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.pop("bucketizer").items()}
+            bucketizer: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.pop("bucketizer").items()}
             return IdPlan(bucketizer=Bucketizer(**bucketizer), **fields)
     except (TypeError, KeyError) as error:
         raise ConfigError(f"feature plan {document.get('name')!r} doesn't fit this version: {error}") from error

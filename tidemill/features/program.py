@@ -75,7 +75,7 @@ def default_ids(plan: IdPlan, hash_name: str) -> list[int]:
         return [positions.get(text, bucketizer.oov) for text in texts]
     numbers = [_default_number(plan, text) for text in texts]
     if bucketizer.kind == "boundaries":
-        return bucketize(np.array(numbers), bucketizer.boundaries).tolist()
+        numbers = bucketize(np.array(numbers), bucketizer.boundaries).tolist()
     return [int(number) for number in numbers]
 
 

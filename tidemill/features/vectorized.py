@@ -190,7 +190,7 @@ def _look_up(program: Program, plan: np.ndarray, hashes: np.ndarray) -> np.ndarr
     order = np.argsort(keys)
     keys, ids = keys[order], program.ids[table][used][order]
     at = np.searchsorted(keys, hashes).clip(max=len(keys) - 1)
-    return np.where(keys[at] == hashes, ids[at], plan[UNKNOWN])
+    return np.asarray(np.where(keys[at] == hashes, ids[at], plan[UNKNOWN]))
 
 
 def _parse(pieces: _Pieces) -> np.ndarray:

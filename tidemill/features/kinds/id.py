@@ -8,6 +8,8 @@ import pyarrow as pa
 from pydantic import Field
 
 from tidemill.config import base
+from tidemill.config.base import Positive, Unsigned, not_yet
+from tidemill.config.feature import DynamicEmbedding, ParameterConstraints, ZeroCollisionHash
 from tidemill.errors import ConfigError
 from tidemill.features.feature import (
     Example,
@@ -33,23 +35,39 @@ class IdFeature(Feature):
     """
 
     class Config(base.Config):
+        idle_fields: ClassVar[frozenset[str]] = frozenset(
+            (
+                "init_fn",
+                "use_mask",
+                "zch",
+                "vocab_file",
+                "asset_dir",
+                "dynamicemb",
+                "fg_value_type",
+                "trainable",
+                "data_type",
+                "embedding_constraints",
+                "sequence_fields",
+            )
+        )
+
         feature_name: str
         """unique name; also the column name when data are encoded"""
         expression: str | None = None
         """input `side:column`; needed unless data are encoded"""
         embedding_name: str | None = None
         """table name (same name = shared table); default `<feature_name>_emb`"""
-        embedding_dim: int = Field(gt=0)
+        embedding_dim: Positive
         """width of the embedding"""
-        hash_bucket_size: int | None = Field(None, gt=0)
+        hash_bucket_size: Positive | None = None
         """id = hash(text) mod this"""
-        num_buckets: int | None = Field(None, gt=0)
+        num_buckets: Positive | None = None
         """the value already is 0..N-1"""
         vocab_list: tuple[str, ...] = ()
         """text -> position (+2 unless default_bucketize_value is set)"""
         vocab_dict: dict[str, int] = Field(default_factory=dict)
         """text -> given index (from 2 on, unless default_bucketize_value is set)"""
-        value_dim: int | None = Field(None, ge=0)
+        value_dim: Unsigned | None = None
         """values kept per row, 0 = any; unset: 0, or 1 in a sequence"""
         pooling: str = "sum"
         """sum or mean"""
@@ -57,56 +75,41 @@ class IdFeature(Feature):
         """stands for null and empty, before bucketising; "" = nothing"""
         separator: str = "\x1d"
         """between values in text"""
-        weighted: bool = False
+        weighted: bool = not_yet(False)
         """values are `id:weight`"""
         init_fn: str | None = None
         """table initialiser"""
         use_mask: bool | None = None
         """eligible for random masking"""
-        zch: dict[str, Any] | None = None
+        zch: ZeroCollisionHash | None = None
         """collision-free managed table"""
         vocab_file: str | None = None
         """file of tokens or "token index" """
         asset_dir: str | None = None
         """directory of vocab_file (set by export)"""
-        dynamicemb: dict[str, Any] | None = None
+        dynamicemb: DynamicEmbedding | None = None
         """GPU hash-table embedding"""
         fg_encoded_default_value: str | None = None
         """stands for null when data are encoded"""
-        default_bucketize_value: int | None = Field(None, ge=0)
+        default_bucketize_value: Unsigned | None = None
         """index of unknown tokens; suppresses the two reserved slots"""
         fg_value_type: str | None = None
         """type ahead of bucketising"""
         trainable: bool = True
         """false: frozen table"""
-        stub_type: bool = False
+        stub_type: bool = not_yet(False)
         """intermediate only, not fed to the model"""
         data_type: str = "FP32"
         """type of the table's weights"""
-        embedding_constraints: dict[str, Any] | None = None
+        embedding_constraints: ParameterConstraints | None = None
         """sharding limits of this table"""
-        sequence_length: int | None = Field(None, gt=0)
+        sequence_length: Positive | None = None
         """steps kept when used as a sequence: the first ones"""
         sequence_delim: str = ";"
         """between steps when used as a sequence"""
         sequence_fields: tuple[str, ...] = ()
         """which inputs are sequences"""
 
-    NOT_YET: ClassVar[frozenset[str]] = frozenset(
-        (
-            "init_fn",
-            "use_mask",
-            "zch",
-            "vocab_file",
-            "asset_dir",
-            "dynamicemb",
-            "fg_value_type",
-            "trainable",
-            "data_type",
-            "embedding_constraints",
-            "sequence_fields",
-        )
-    )
     is_sequence: ClassVar[bool] = False
 
     @classmethod

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import pyarrow as pa
-from pydantic import Field
 
 from tidemill.config import base
+from tidemill.config.base import Positive, not_yet
+from tidemill.config.feature import AutoDisEmbedding, MLPEmbedding, ParameterConstraints
 from tidemill.errors import ConfigError
 from tidemill.features.feature import Example, Feature, read_expression, require_pooling, require_separator
 from tidemill.features.kinds.id import SEQUENCE_DEFAULT
@@ -23,17 +24,31 @@ class RawFeature(Feature):
     """
 
     class Config(base.Config):
+        oneofs: ClassVar = {"dense_emb": ("autodis", "mlp")}
+        idle_fields: ClassVar[frozenset[str]] = frozenset(
+            (
+                "init_fn",
+                "use_mask",
+                "trainable",
+                "data_type",
+                "autodis",
+                "mlp",
+                "embedding_constraints",
+                "sequence_fields",
+            )
+        )
+
         feature_name: str
         """unique name; also the column name when data are encoded"""
         expression: str | None = None
         """input `side:column`; needed unless data are encoded"""
         embedding_name: str | None = None
         """table name (same name = shared table); default `<feature_name>_emb`"""
-        embedding_dim: int | None = Field(None, gt=0)
+        embedding_dim: Positive | None = None
         """width of the embedding; needed with boundaries"""
         boundaries: tuple[float, ...] = ()
         """sorted cut points; id = how many are <= the value, in float32"""
-        value_dim: int = Field(1, gt=0)
+        value_dim: Positive = 1
         """numbers per row"""
         normalizer: str | None = None
         """`method=log10,threshold=,default=`, `method=zscore,mean=,standard_deviation=` or `method=minmax,min=,max=`"""
@@ -51,26 +66,23 @@ class RawFeature(Feature):
         """stands for null when data are encoded"""
         trainable: bool = True
         """false: frozen table"""
-        stub_type: bool = False
+        stub_type: bool = not_yet(False)
         """intermediate only, not fed to the model"""
         data_type: str = "FP32"
         """type of the table's weights"""
-        autodis: dict[str, Any] | None = None
+        autodis: AutoDisEmbedding | None = None
         """AutoDis numeric embedding"""
-        mlp: dict[str, Any] | None = None
+        mlp: MLPEmbedding | None = None
         """one bias-free linear per feature"""
-        embedding_constraints: dict[str, Any] | None = None
+        embedding_constraints: ParameterConstraints | None = None
         """sharding limits of this table"""
-        sequence_length: int | None = Field(None, gt=0)
+        sequence_length: Positive | None = None
         """steps kept when used as a sequence: the first ones"""
         sequence_delim: str = ";"
         """between steps when used as a sequence"""
         sequence_fields: tuple[str, ...] = ()
         """which inputs are sequences"""
 
-    NOT_YET: ClassVar[frozenset[str]] = frozenset(
-        ("init_fn", "use_mask", "trainable", "data_type", "autodis", "mlp", "embedding_constraints", "sequence_fields")
-    )
     is_sequence: ClassVar[bool] = False
 
     @classmethod

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pyarrow as pa
-from pydantic import Field, ValidationError
 
-from tidemill import registry
 from tidemill.config import base
+from tidemill.config.base import Positive
+from tidemill.config.feature import FeatureEntry
 from tidemill.errors import ConfigError
-from tidemill.features.feature import Example, Feature
+from tidemill.features.feature import Example, Feature, feature_class
+from tidemill.features.kinds.id import IdFeature
+from tidemill.features.kinds.raw import RawFeature
 from tidemill.features.plan import FeaturePlan, PlanContext
 
 _MEMBERS = ("id_feature", "raw_feature")
@@ -21,18 +23,18 @@ class SequenceFeature(Feature):
     `<sequence_name>__<input>`. Members are id_feature and raw_feature (with boundaries)."""
 
     class Config(base.Config):
+        idle_fields: ClassVar[frozenset[str]] = frozenset(("sequence_pk",))
+
         sequence_name: str
         """prefix of columns and features"""
-        sequence_length: int = Field(gt=0)
+        sequence_length: Positive
         """steps kept: the first ones"""
         sequence_delim: str = ";"
         """between steps"""
         sequence_pk: str | None = None
         """serving key"""
-        features: tuple[dict[str, dict[str, Any]], ...]
-        """members, each `kind: {fields}`"""
-
-    NOT_YET: ClassVar[frozenset[str]] = frozenset(("sequence_pk",))
+        features: tuple[FeatureEntry, ...]
+        """members, each with its kind and fields"""
 
     @classmethod
     def plans(cls, config: Config, context: PlanContext) -> list[FeaturePlan]:
@@ -41,17 +43,9 @@ class SequenceFeature(Feature):
 
     @classmethod
     def examples(cls) -> list[Example]:
-        members = (
-            {"id_feature": {"feature_name": "id", "expression": "user:id", "embedding_dim": 4, "hash_bucket_size": 100}},
-            {
-                "raw_feature": {
-                    "feature_name": "price",
-                    "expression": "user:price",
-                    "embedding_dim": 4,
-                    "boundaries": (0.5, 1.5),
-                }
-            },
-        )
+        ids = IdFeature.Config(feature_name="id", expression="user:id", embedding_dim=4, hash_bucket_size=100)
+        prices = RawFeature.Config(feature_name="price", expression="user:price", embedding_dim=4, boundaries=(0.5, 1.5))
+        members = (FeatureEntry(kind="id_feature", config=ids), FeatureEntry(kind="raw_feature", config=prices))
         texts = {"clicks__id": ["a;b;;c", "", "x;y"], "clicks__price": ["0.1;2;;1", "", "3"]}
         lists = {"clicks__id": [["a", "b", "", "c"], None, ["x", "y"]], "clicks__price": [[0.1, 2, None, 1], [], [3]]}
         config = cls.Config(sequence_name="clicks", sequence_length=3, features=members)
@@ -64,16 +58,9 @@ class SequenceFeature(Feature):
         ]
 
 
-def _member_plans(config: SequenceFeature.Config, member: dict[str, dict[str, Any]], context: PlanContext) -> list[FeaturePlan]:
-    where = f"sequence_feature {config.sequence_name!r}"
-    if len(member) != 1 or next(iter(member)) not in _MEMBERS:
-        raise ConfigError(f"{where}: a member is one of {', '.join(_MEMBERS)}, not {', '.join(member) or 'nothing'}")
-    ((kind, fields),) = member.items()
-    feature = registry.resolve("feature", f"sequence_{kind}")
+def _member_plans(config: SequenceFeature.Config, member: FeatureEntry, context: PlanContext) -> list[FeaturePlan]:
+    if member.kind not in _MEMBERS:
+        where = f"sequence_feature {config.sequence_name!r}"
+        raise ConfigError(f"{where}: a member is one of {', '.join(_MEMBERS)}, not {member.kind}")
     shared = {"sequence_length": config.sequence_length, "sequence_delim": config.sequence_delim}
-    try:
-        return feature.plans(feature.Config(**{**fields, **shared}), context)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"{where}, member {fields.get('feature_name')!r}: {key}: {first['msg']}") from None
+    return feature_class(f"sequence_{member.kind}").plans(member.config.model_copy(update=shared), context)
