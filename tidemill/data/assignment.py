@@ -86,7 +86,7 @@ def plan(
 
 def _deal(splits: Sequence[Split], done: Done, world_size: int, rank: int) -> list[Assigned]:
     left = [IntervalSet.of([(0, split.num_rows or 0)]) - done.get(split.id, NOTHING) for split in splits]
-    share, extra = divmod(sum(len(rows) for rows in left), world_size)
+    share, extra = divmod(sum(rows.count() for rows in left), world_size)
     first = rank * share + min(rank, extra)
     stop = first + share + (rank < extra)
     dealt: list[Assigned] = []
@@ -95,7 +95,7 @@ def _deal(splits: Sequence[Split], done: Done, world_size: int, rank: int) -> li
         mine = rows.slice(max(first - before, 0), max(stop - before, 0))
         if mine:
             dealt.append(Assigned(split, mine, done.get(split.id, NOTHING)))
-        before += len(rows)
+        before += rows.count()
     return dealt
 
 

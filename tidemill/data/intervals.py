@@ -33,8 +33,8 @@ class IntervalSet:
     def __iter__(self) -> Iterator[tuple[int, int]]:
         return iter(self.intervals)
 
-    def __len__(self) -> int:
-        """How many positions."""
+    def count(self) -> int:
+        """How many positions. No `__len__`: iteration gives intervals, and a stream has more positions than a list can have items."""
         return sum(stop - start for start, stop in self.intervals)
 
     def __bool__(self) -> bool:

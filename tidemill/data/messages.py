@@ -25,7 +25,7 @@ class Decoded:
 
 
 class Decoder(ABC):
-    """Decodes messages into tables of one schema. Stateless, so threads may share it."""
+    """Decodes messages into tables of one schema. Used by one thread at a time."""
 
     @abstractmethod
     def decode(self, messages: Sequence[bytes | None]) -> Decoded:

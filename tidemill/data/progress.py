@@ -24,6 +24,8 @@ class Progress:
         self.passes = passes
         self.done: dict[SplitId, IntervalSet] = {}
         self.max_event_time: dict[SplitId, float] = {}
+        # As an earlier run described them; what to write for those that are no longer offered.
+        self._saved: dict[SplitId, Split] = {}
 
     def advance(self, provenance: Provenance) -> None:
         """Record that a batch was trained."""
@@ -54,12 +56,13 @@ class Progress:
                 merged.done[split] = positions if known is None else known | positions
             for split, time in part.max_event_time.items():
                 merged._reach(split, time)
+            merged._saved.update(part._saved)
         return merged
 
     def to_states(self, splits: Sequence[Split]) -> list[SplitState]:
         """One state a split, in the order given, untouched ones included; then splits that are known from before only."""
         known = {split.id for split in splits}
-        gone = [Split(split, None) for split in sorted(set(self.done) - known)]
+        gone = [self._saved.get(split, Split(split, None)) for split in sorted(set(self.done) - known)]
         return [
             SplitState(
                 kind=split.id.kind,
@@ -78,6 +81,7 @@ class Progress:
         progress = cls(passes=passes)
         for state in states:
             split = SplitId(state.kind, state.split)
+            progress._saved[split] = Split(split, state.num_rows, state.fingerprint)
             if state.intervals:
                 progress.done[split] = IntervalSet.of(state.intervals)
             if state.max_event_time is not None:
@@ -134,4 +138,4 @@ def verify_splits(source: Source, splits: Sequence[Split], states: Iterable[Spli
 
 
 def _complete(state: SplitState) -> bool:
-    return state.num_rows is not None and len(IntervalSet.of(state.intervals)) == state.num_rows
+    return state.num_rows is not None and IntervalSet.of(state.intervals).count() == state.num_rows

@@ -212,6 +212,8 @@ class KafkaSource(Source):
         try:
             if offsets:
                 self._consumer().commit(offsets=offsets, asynchronous=True)
+                # Nothing else polls this client, and what it logs waits for that.
+                self._consumer().poll(0)
         except KafkaException as error:
             log.warning("kafka %s: offsets of group %s weren't committed: %s", self.config.brokers, self.config.group_id, error)
 
@@ -219,6 +221,12 @@ class KafkaSource(Source):
         if self._client is not None:
             self._client.close()
             self._client = None
+
+    def decoder(self) -> Decoder:
+        """A new decoder of the topics' messages."""
+        if self._columns is None or self.config.message_format == "arrow":
+            return ArrowDecoder(self._columns)
+        return JsonDecoder(self._columns)
 
     def consumer(self, on_error: Callable[[KafkaError], None]) -> Consumer:
         """A new client of the cluster. `on_error` is called for what concerns no single partition, by the thread that polls."""
@@ -339,6 +347,7 @@ class _Partition:
 class _PartitionsReader(SplitReader):
     def __init__(self, source: KafkaSource, partitions: Sequence[_Partition]) -> None:
         self._source = source
+        self._decoder = source.decoder()
         self._partitions = list(partitions)
         self._index: dict[tuple[str | None, int | None], int] = {(p.topic, p.number): i for i, p in enumerate(partitions)}
         self._poison = 0
@@ -374,7 +383,7 @@ class _PartitionsReader(SplitReader):
             messages = [messages[index] for index in order.tolist()]
         offsets = np.array([message.offset() for message in messages], np.int64)
         stamps = _stamps(messages)
-        decoded = self._source.decoder.decode([message.value() for message in messages])
+        decoded = self._decoder.decode([message.value() for message in messages])
         edges = np.searchsorted(places[order], np.arange(len(self._partitions) + 1))
         self._check(decoded, offsets, edges)
         arrived_at = np.repeat(stamps, decoded.rows)
@@ -409,6 +418,112 @@ class _PartitionsReader(SplitReader):
         return keep_rows(batch, keep)
 
     def _check(self, decoded: Decoded, offsets: np.ndarray, edges: np.ndarray) -> None:
+        """Count and report messages that can't be read; refuse those that a position can't tell the rows of apart."""
+
+        def where(index: int) -> tuple[_Partition, int]:
+            return self._partitions[int(np.searchsorted(edges, index, side="right")) - 1], int(offsets[index])
+
+        if len(decoded.rows) and decoded.rows.max() > _MESSAGE:
+            part, offset = where(int(decoded.rows.argmax()))
+            raise DataError(
+                f"{part.split}, offset {offset}: {decoded.rows.max()} rows in one message; at most {_MESSAGE} can be told apart"
+            )
+        for index, why in sorted(decoded.poison.items()):
+            part, offset = where(index)
+            self._poison += 1
+            log.warning("%s, offset %d: skipped, can't be read: %s", part.split, offset, why)
+            event("source.poison", topic=part.topic, partition=part.number, offset=offset, why=why)
+            if self._poison > self._source.config.max_poison:
+                raise DataError(
+                    f"{part.split}, offset {offset}: can't be read ({why}), the {self._poison}th such message in this run; "
+                    f"kafka.max_poison allows {self._source.config.max_poison}"
+                )
+
+    def _on_error(self, error: KafkaError) -> None:
+        """Called by librdkafka within `consume`."""
+        if _passes(error):
+            self._note_trouble(error)
+        elif self._fatal is None:
+            self._fatal = error
+
+    def _on_partition_error(self, message: Message, error: KafkaError | None) -> None:
+        if error is None or error.code() == KafkaError._PARTITION_EOF:
+            return
+        if _passes(error):
+            self._note_trouble(error)
+            return
+        where = f"kafka {self._source.config.brokers}: {message.topic()}:{message.partition()}"
+        if error.code() not in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+            raise DataError(f"{where}: {error.str()}")
+        part = self._partitions[self._index[message.topic(), message.partition()]]
+        offset = self._source.fit(part.split, part.next >> ROW_BITS)
+        self._consumer.seek(TopicPartition(part.topic, part.number, offset))
+
+    def _note_trouble(self, error: KafkaError) -> None:
+        if self._trouble is None:
+            self._trouble_since = time.monotonic()
+            log.warning("kafka %s: %s; waiting for it to pass", self._source.config.brokers, error.str())
+        self._trouble = error
+
+    def _probe(self) -> None:
+        """Tell silence from an outage, and end an outage that lasts too long."""
+        now = time.monotonic()
+        if now < self._probe_at or not self._partitions:
+            return
+        part = self._partitions[0]
+        try:
+            self._consumer.get_watermark_offsets(TopicPartition(part.topic, part.number), timeout=_PROBE_S)
+            self._trouble = None
+        except KafkaException as exception:
+            error = exception.args[0]
+            if now - self._trouble_since > self._source.config.outage_timeout_s:
+                waited = f"can't be reached for {now - self._trouble_since:.0f} s"
+                raise DeadlineError(f"kafka {self._source.config.brokers}: {waited} ({error.str()})") from None
+        self._probe_at = time.monotonic() + _PROBE_S
+
+
+def message_runs(split: SplitId, start: int, offsets: np.ndarray, rows: np.ndarray, event_time: np.ndarray) -> list[Run]:
+    """Runs of one partition's messages, covering all positions from `start` to behind the last message.
+
+    `offsets`, `rows`: (messages,) int64, rising; `event_time`: (sum of rows,).
+    """
+    held = np.flatnonzero(rows)
+    at, counts = offsets[held], rows[held]
+    together = (counts[1:] == 1) & (counts[:-1] == 1) & (np.diff(at) == 1)
+    runs: list[Run] = []
+    row = 0
+    for first, end in pairwise([0, *(np.flatnonzero(~together) + 1).tolist(), len(held)] if len(held) else [0]):
+        begin, stop = int(at[first]) << ROW_BITS, (int(at[end - 1]) + 1) << ROW_BITS
+        count = int(counts[first:end].sum())
+        stride = _MESSAGE if counts[first] == 1 else 1
+        runs.append(Run(split, start, stop, count, stride, begin - start, largest(event_time, row, row + count)))
+        start = stop
+        row += count
+    stop = (int(offsets[-1]) + 1) << ROW_BITS
+    if stop > start:
+        runs.append(Run(split, start, stop, 0, _MESSAGE, stop - start))
+    return runs
+
+
+_client_log = logging.getLogger("tidemill.kafka")
+
+
+def _stamps(messages: Sequence[Message]) -> np.ndarray:
+    """(messages,) float64: when the broker, or the producer, says that each was written."""
+    stamps = np.array([message.timestamp() for message in messages], np.float64).reshape(-1, 2)
+    return np.where(stamps[:, 0] == TIMESTAMP_NOT_AVAILABLE, np.nan, stamps[:, 1] / 1000.0)
+
+
+def _passes(error: KafkaError) -> bool:
+    return not error.fatal() and (error.retriable() or error.code() in _TRANSIENT)
+
+
+def _topic_partition(split: SplitId) -> tuple[str, int]:
+    topic, _, partition = split.name.rpartition(":")
+    return topic, int(partition)
+
+
+def _check(self, decoded: Decoded, offsets: np.ndarray, edges: np.ndarray) -> None:
         """Count and report messages that can't be read; refuse those that a position can't tell the rows of apart."""
 
         def where(index: int) -> tuple[_Partition, int]:
