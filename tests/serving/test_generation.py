@@ -5,10 +5,12 @@ import pytest
 
 from tests.serving.conftest import SPECS, LineageMaker, columns_of, random_rows
 from tidemill.contracts import layout
+from tidemill.contracts.files import TableFile
 from tidemill.errors import CorruptError, NotFoundError, StorageError
 from tidemill.serving.generation import Change, next_generation
 from tidemill.serving.loader import load_generation
 from tidemill.serving.predictor import Predictor
+from tidemill.storage.arrays import write_arrays
 from tidemill.storage.backends.local import LocalStorage
 
 ROWS = random_rows(np.random.default_rng(1), 200)
@@ -173,3 +175,18 @@ def test_cleaned_away_releases_are_reported(root: LocalStorage, new_lineage: Lin
 def test_no_snapshot(root: LocalStorage) -> None:
     with pytest.raises(NotFoundError):
         load_generation(root, "lineages/20240101")
+
+
+def test_a_snapshot_may_hold_sets_of_rows_above_its_ranges(root: LocalStorage, new_lineage: LineageMaker) -> None:
+    lineage = new_lineage()
+    spec = SPECS[1]
+    ids = np.array([3, 50, 99], np.int64)
+    rows = np.full((3, spec.embedding_dim), 24, np.float32)
+    key = "snapshot/rows.safetensors"
+    stored = write_arrays(root, lineage.key(key), {f"{spec.name}/ids": ids, f"{spec.name}/weight": rows})
+    files = load_generation(root, lineage.folder).model.manifest.table_files
+    lineage.snapshot(table_files=[*files, TableFile(table=spec.name, file=lineage.entry(stored))], probes=None)
+    lineage.state.tables[spec.name][ids] = rows
+    generation = load_generation(root, lineage.folder)
+    assert np.array_equal(generation.tables.rows(spec.name), lineage.state.tables[spec.name])
+    assert np.array_equal(logits(generation), lineage.state.scores(ROWS))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -47,7 +48,7 @@ class Metrics:
             "tidemill_freshness_seconds": ("Since the newest event in the release served arrived.", self._freshness),
         }
         for name, (text, read) in gauges.items():
-            Gauge(name, text, registry=self.registry).set_function(lambda read=read: _read(generation, read))
+            Gauge(name, text, registry=self.registry).set_function(partial(_read, generation, read))
         Gauge("tidemill_ready", "1 once a generation is warm.", registry=self.registry).set_function(
             lambda: float(generation() is not None)
         )

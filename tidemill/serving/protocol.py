@@ -108,9 +108,10 @@ def model_metadata(model: str, generation: Generation) -> dict[str, Any]:
 
 
 def _name_of(tensor: object) -> str:
-    if not isinstance(tensor, dict) or not isinstance(tensor.get("name"), str):
+    name = tensor.get("name") if isinstance(tensor, dict) else None
+    if not isinstance(name, str):
         raise RequestError('every input must be an object with "name", "shape", "datatype" and "data"')
-    return tensor["name"]
+    return name
 
 
 def _column(name: str, tensor: Mapping[str, Any], max_rows: int) -> pa.Array:
