@@ -231,6 +231,22 @@ class Trigger(Protocol):
         ...
 
 
+class AtStart:
+    """Due at the first round of a run, step or not, and until the action was taken once."""
+
+    def __init__(self) -> None:
+        self._fired = False
+
+    def due(self, point: SyncPoint) -> bool:
+        return not self._fired
+
+    def fired(self, point: SyncPoint) -> None:
+        self._fired = True
+
+    def steps_to_next(self, step: int) -> int | None:
+        return None
+
+
 class EverySteps:
     """Due each time the step count passes a multiple of n. `start`: the step that a restored run begins at."""
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from tidemill import logs
-from tidemill.cadence import ENDINGS, EventTimeCrossing, EverySeconds, EverySteps, StopReason, SyncPoint, Trigger
+from tidemill.cadence import ENDINGS, AtStart, EventTimeCrossing, EverySeconds, EverySteps, StopReason, SyncPoint, Trigger
 from tidemill.checkpoint.capture import Capture, Staging
 from tidemill.checkpoint.manager import CheckpointManager
 from tidemill.checkpoint.restore import read_dataloader_state, read_file, read_rank_states, restore_tables
@@ -443,7 +443,8 @@ class _Run:
         if self._publication is None:
             return None
         publish, publisher = self._train_config.publish, self._publication.publisher
-        triggers: list[Trigger] = []
+        # What an earlier run had released after our checkpoint must be set right at once, whether a step comes or not.
+        triggers: list[Trigger] = [AtStart()]
         if publish.interval_steps:
             triggers.append(EverySteps(publish.interval_steps, self._first_step))
         if publish.interval_s is not None:
@@ -476,8 +477,8 @@ class _Run:
         triggers: list[Trigger] = [EverySteps(steps, self._first_step)]
         if self._is_stream:
             triggers.append(EverySeconds(self._train_config.handover.report_interval_s or REPORT_INTERVAL_S))
-        reporter = _Reporter(self, recorder, steps)
-        return Duty(act=reporter.report, triggers=triggers)
+        self._reporter = _Reporter(self, recorder, steps)
+        return Duty(act=self._reporter.report, triggers=triggers)
 
     def _evaluate_duty(self) -> Duty | None:
         config = self._config
@@ -506,6 +507,7 @@ class _Run:
         self._manager.close(deadline_s=60.0)
         if self._publication:
             self._publication.publisher.close(deadline_s=60.0)
+        self._reporter.record(outcome.step, outcome.watermark)
         successor = self._train_config.handover.successor_dir
         if outcome.reason is not StopReason.HANDED_OVER or self._runtime.rank != 0 or self._handover is None:
             return None
@@ -529,26 +531,35 @@ class _Reporter:
 
     def report(self, point: SyncPoint) -> int:
         run = self._run
-        publication = run._publication
-        newest = publication.publisher.newest if publication else None
         if run._handover is not None:
-            released = newest.watermark if newest else None
-            run._handover.report(Point(point.watermark, point.last_step, released, run._progressive.last))
+            run._handover.report(Point(point.watermark, point.last_step, self._released_watermark(), run._progressive.last))
             if run._handover.verdict:
                 run._loop.hand_over()
-        if self._recorder is not None:
-            saved = run._manager.newest
-            self._recorder.update(
-                step=point.last_step,
-                examples=round(run._loop.examples),
-                watermark=point.watermark,
-                checkpoint=saved[0] if saved else None,
-                sequence=newest.sequence if newest else None,
-            )
+        self.record(point.last_step, point.watermark)
         if point.last_step - self._logged_step >= self._log_steps:
             self._logged_step = point.last_step
             self._log(point)
         return 0
+
+    def record(self, step: int, watermark: float | None) -> None:
+        """Note in the run's record how far it is."""
+        if self._recorder is None:
+            return
+        run = self._run
+        saved = run._manager.newest
+        newest = run._publication.publisher.newest if run._publication else None
+        self._recorder.update(
+            step=step,
+            examples=round(run._loop.examples),
+            watermark=watermark,
+            checkpoint=saved[0] if saved else None,
+            sequence=newest.sequence if newest else None,
+        )
+
+    def _released_watermark(self) -> float | None:
+        publication = self._run._publication
+        newest = publication.publisher.newest if publication else None
+        return newest.watermark if newest else None
 
     def _log(self, point: SyncPoint) -> None:
         interval = self._run._interval.take()
