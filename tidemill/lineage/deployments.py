@@ -55,10 +55,15 @@ def read_deployment(root: Storage, number: int) -> Deployment:
     return deployment
 
 
+def deployments(root: Storage) -> list[Deployment]:
+    """All deployments in order. Raises CorruptError if one can't be read."""
+    numbers = (layout.deployment_number(info.key) for info in root.list("deployments/"))
+    return [read_deployment(root, number) for number in sorted(number for number in numbers if number is not None)]
+
+
 def is_deployed(root: Storage, lineage: str) -> bool:
     """Whether a lineage has ever been deployed, whatever is served now."""
-    numbers = (layout.deployment_number(info.key) for info in root.list("deployments/"))
-    return any(read_deployment(root, number).lineage == lineage for number in numbers if number is not None)
+    return any(deployment.lineage == lineage for deployment in deployments(root))
 
 
 def _newest_number(root: Storage) -> int:

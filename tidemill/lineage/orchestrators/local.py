@@ -1,0 +1,361 @@
+"""The daily cycle on one machine: a supervisor of child processes that reads records, and holds no state of its own."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+from tidemill.clock import Clock, SystemClock
+from tidemill.contracts import layout
+from tidemill.contracts.lineage import Deployment
+from tidemill.errors import ConfigError, DeadlineError, FencedError, LineageError, RetiredError, StorageError
+from tidemill.lineage.cycle import (
+    CycleConfig,
+    CycleRecords,
+    CycleStep,
+    StepName,
+    commands,
+    is_date,
+    plan,
+    serve_command,
+)
+from tidemill.lineage.deployments import deploy, deployments, is_deployed, lineage_date, newest_deployment, snapshot_digest
+from tidemill.lineage.handover import PredecessorView, SuccessorView, Switch, switch_due
+from tidemill.lineage.liveness import Liveness, LivenessTracker
+from tidemill.lineage.orchestrators.children import Children, ChildSpec, RestartPolicy
+from tidemill.lineage.progress import ProgressReader
+from tidemill.lineage.records import read_lineage, run_records
+from tidemill.logs import event, log
+from tidemill.storage.backends.local import LocalStorage
+from tidemill.storage.base import Storage
+from tidemill.storage.open import open_storage
+
+SERVER = "serve"
+_LOCK = "supervisor.lock"
+_MAX_BACKOFF_S = 60.0
+# Starting these again would end the same way: the config is wrong, a newer run writes the lineage, the lineage has retired.
+_HOPELESS = frozenset({ConfigError.exit_code, FencedError.exit_code, RetiredError.exit_code})
+
+
+class _StopRequestedError(Exception):
+    """Unwinds a date's run after `request_stop`."""
+
+
+@dataclass(frozen=True, slots=True)
+class CycleResult:
+    """How a date's run ended. `predecessor`: the lineage served before; `retired`: whether it has retired; `lag_s`: by how much
+    this date's lineage trailed then."""
+
+    date: str
+    deployment: Deployment
+    predecessor: str | None
+    retired: bool
+    lag_s: float | None
+
+
+def read_records(root: Storage, date: str) -> CycleRecords:
+    """What is on record of a date."""
+    lineage = layout.lineage(date)
+    return CycleRecords(
+        daily=run_records(root, prefix=layout.daily(date)),
+        has_snapshot=bool(root.list(f"{lineage}/{layout.SNAPSHOT}")),
+        lineage=read_lineage(root, prefix=lineage),
+        streams=run_records(root, prefix=lineage),
+        is_deployed=is_deployed(root, lineage),
+        newest=newest_deployment(root),
+        parent=_parent(root, date),
+    )
+
+
+def _parent(root: Storage, date: str) -> str | None:
+    """The newest earlier date whose daily job is complete."""
+    dates = {info.key.split("/")[1] for info in root.list("daily/")}
+    for earlier in sorted((name for name in dates if is_date(name) and name < date), reverse=True):
+        if any(record.status == "completed" for record in run_records(root, prefix=layout.daily(earlier))):
+            return earlier
+    return None
+
+
+class LocalCycle:
+    """Runs the cycle's jobs as child processes of this one; one instance a root.
+
+    Everything that decides is read from records, so a supervisor that died is simply started again: its children died with it,
+    and a date's run goes on where its records stand. Use it as a context manager; leaving it stops all children (SIGTERM, then
+    SIGKILL after `limits.stop_s`). `run_date` belongs to one thread; `request_stop` and `children` may be used from any.
+    """
+
+    def __init__(self, config: CycleConfig, *, poll_s: float = 0.2, clock: Clock | None = None) -> None:
+        self.config = config
+        self.root = open_storage(config.root)
+        self._logs = _logs_folder(config, self.root)
+        self._poll_s = poll_s
+        self.clock = clock or SystemClock()
+        self._stopping = threading.Event()
+        self._lock: IO[str] | None = None
+        self._children: Children | None = None
+
+    @property
+    def children(self) -> Children:
+        """The child processes: "serve", "train_daily-<date>", "full_export-<date>", "train_stream-<date>"."""
+        if self._children is None:
+            raise LineageError("the cycle hasn't been started")
+        return self._children
+
+    def __enter__(self) -> LocalCycle:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Take the root, and start the server if the config has one here. Raises LineageError if another supervisor has it."""
+        self._lock = _take_lock(self._logs / _LOCK, self.config.root)
+        self._children = Children(self._logs)
+        if self.config.serving.port is not None:
+            self._children.start(ChildSpec(SERVER, serve_command(self.config), self._restarts(), is_over=lambda code: False))
+
+    def close(self) -> None:
+        """Stop all children and give the root back. Idempotent."""
+        self._stopping.set()
+        try:
+            if self._children is not None:
+                self._children.close(deadline_s=self.config.limits.stop_s)
+        finally:
+            if self._lock is not None:
+                self._lock.close()
+
+    def request_stop(self) -> None:
+        """Make `run_date` and `wait` return soon. Safe in a signal handler."""
+        self._stopping.set()
+
+    def plan(self, date: str) -> list[CycleStep]:
+        """How a date's steps stand."""
+        return plan(date, read_records(self.root, date))
+
+    def run_date(self, date: str) -> CycleResult | None:
+        """Run what is left of a date: train, export, stream, deploy, and see the predecessor retire. Idempotent.
+
+        The stream goes on after the return. None: stopped on request; run the date again to go on. Raises LineageError if a job
+        fails for good or the date is older than the deployed one, DeadlineError if a limit is passed.
+        """
+        try:
+            return self._run_date(date)
+        except _StopRequestedError:
+            return None
+
+    def _run_date(self, date: str) -> CycleResult:
+        records = read_records(self.root, date)
+        refused = [step for step in plan(date, records) if step.state == "refused"]
+        if refused:
+            raise LineageError(f"{date}: {refused[0].name} is refused: {refused[0].detail}")
+        argv = commands(self.config, date, records.parent)
+        predecessor = self._resume_predecessor(date)
+        limits = self.config.limits
+        self._run_job(StepName.TRAIN_DAILY, date, argv[StepName.TRAIN_DAILY], limits.train_daily_s)
+        self._run_job(StepName.FULL_EXPORT, date, argv[StepName.FULL_EXPORT], limits.full_export_s)
+        self.start_stream(date, argv[StepName.TRAIN_STREAM])
+        deployment = self._deploy(date, predecessor)
+        return self._see_retirement(date, deployment, predecessor)
+
+    def start_stream(self, date: str, argv: list[str] | None = None) -> None:
+        """Keep a date's stream running until its record says completed or retired. Does nothing if it runs or has retired."""
+        name = child_name(StepName.TRAIN_STREAM, date)
+        state = self.children.state(name)
+        running = state is not None and state.status in ("starting", "running", "ending", "waiting")
+        if running or self._stream_is_over(date):
+            return
+        if argv is None:
+            argv = commands(self.config, date, None)[StepName.TRAIN_STREAM]
+        spec = ChildSpec(name, argv, self._restarts(), is_over=lambda code: code in _HOPELESS or self._stream_is_over(date))
+        self.children.start(spec)
+        event("cycle.step", step=StepName.TRAIN_STREAM, date=date, state="started")
+
+    def wait(self) -> None:
+        """Wait until every stream has ended for good, or a stop is requested."""
+        streams = [name for name in self.children.states() if name.startswith(StepName.TRAIN_STREAM)]
+        while not self._stopping.wait(self._poll_s):
+            states = [self.children.state(name) for name in streams]
+            if all(state is not None and state.status in ("exited", "stopped", "given_up") for state in states):
+                return
+
+    def _resume_predecessor(self, date: str) -> str | None:
+        """The lineage that is (or was, if this date is deployed already) served before this date's; None: there is none.
+
+        Its stream is started again if nobody runs it and it hasn't ended for good: it serves on until the switch, and retires.
+        """
+        deployed = deployments(self.root)
+        earlier = [deployment for deployment in deployed if deployment.lineage < layout.lineage(date)]
+        if not earlier:
+            return None
+        if deployed[-1].pin_sequence is None:
+            self.start_stream(lineage_date(earlier[-1].lineage))
+        return earlier[-1].lineage
+
+    def _run_job(self, name: StepName, date: str, argv: list[str], limit_s: float) -> None:
+        if self._is_done(name, date):
+            return
+        child = child_name(name, date)
+        event("cycle.step", step=name, date=date, state="started")
+        self.children.start(ChildSpec(child, argv, self._restarts(), is_over=lambda code: code not in (75, -9, -15)))
+        self._wait_until(lambda: self._has_ended(child), limit_s, f"{name} of {date}")
+        if not self._is_done(name, date):
+            state = self.children.state(child)
+            code = state.exit_code if state else None
+            raise LineageError(f"{name} of {date} ended with {code} and is not complete; see {self.children.log_path(child)}")
+        event("cycle.step", step=name, date=date, state="done")
+
+    def _is_done(self, name: StepName, date: str) -> bool:
+        return any(step.name is name and step.state == "done" for step in self.plan(date))
+
+    def _has_ended(self, child: str) -> bool:
+        state = self.children.state(child)
+        return state is None or state.status in ("exited", "stopped", "given_up")
+
+    def _stream_is_over(self, date: str) -> bool:
+        """Whether the records say that this stream must not be started (again)."""
+        lineage = read_lineage(self.root, prefix=layout.lineage(date))
+        if lineage is not None and lineage.status == "retired":
+            return True
+        runs = run_records(self.root, prefix=layout.lineage(date))
+        return bool(runs) and runs[-1].status in ("completed", "retired")
+
+    def _deploy(self, date: str, predecessor: str | None) -> Deployment:
+        lineage = layout.lineage(date)
+        newest = newest_deployment(self.root)
+        if newest is not None and is_deployed(self.root, lineage):
+            return newest
+        watch = _Watch(self, lineage, predecessor) if predecessor else None
+        decided: list[Switch] = []
+
+        def due() -> bool:
+            switch = self._switch(watch)
+            if not decided or decided[-1].reason != switch.reason:
+                log.info("deploy of %s: %s", date, switch.reason)
+            decided.append(switch)
+            self._require_stream(date)
+            return switch.due
+
+        self._wait_until(due, self.config.limits.catch_up_s, f"deploy of {date}", lambda: decided[-1].reason if decided else "")
+        digest = snapshot_digest(self.root, lineage)
+        deployment = deploy(self.root, lineage, digest, decided[-1].reason, clock=self.clock)
+        event("cycle.step", step=StepName.DEPLOY, date=date, state="done", number=deployment.number)
+        return deployment
+
+    def _switch(self, watch: _Watch | None) -> Switch:
+        handover = self.config.handover
+        if watch is None:
+            return switch_due(None, SuccessorView(None), handover.policy, handover.tolerance_s)
+        return switch_due(watch.predecessor(), watch.successor(), handover.policy, handover.tolerance_s)
+
+    def _require_stream(self, date: str) -> None:
+        child = child_name(StepName.TRAIN_STREAM, date)
+        if self._has_ended(child) and not self._stream_is_over(date):
+            path = self.children.log_path(child)
+            raise LineageError(f"the stream of {date} has ended before it could be deployed; see {path}")
+
+    def _see_retirement(self, date: str, deployment: Deployment, predecessor: str | None) -> CycleResult:
+        """Wait until the predecessor has retired, or is known not to run."""
+        if predecessor is None:
+            return CycleResult(date, deployment, None, False, None)
+        watch = _Watch(self, layout.lineage(date), predecessor)
+        child = child_name(StepName.TRAIN_STREAM, lineage_date(predecessor))
+        try:
+            self._wait_until(
+                lambda: watch.is_retired() or (self._has_ended(child) and watch.liveness() is Liveness.DEAD),
+                self.config.limits.retire_s,
+                f"retirement of {predecessor}",
+            )
+        except DeadlineError as error:
+            log.error("%s; it trains on", error)
+            event("cycle.not_retired", lineage=predecessor, date=date)
+        record = read_lineage(self.root, prefix=predecessor)
+        retired = record is not None and record.status == "retired"
+        lag_s = record.handover_lag_s if record is not None else None
+        event("cycle.done", date=date, predecessor=predecessor, retired=retired, lag_s=lag_s)
+        return CycleResult(date, deployment, predecessor, retired, lag_s)
+
+    def _wait_until(self, condition: Callable[[], bool], limit_s: float, what: str, why: Callable[[], str] = lambda: "") -> None:
+        """Poll a condition; a store that fails is asked again. Raises DeadlineError, _StopRequestedError."""
+        until = self.clock.monotonic() + limit_s
+        problem = ""
+        while True:
+            try:
+                if condition():
+                    return
+                problem = why()
+            except StorageError as error:
+                problem = str(error)
+            if self.clock.monotonic() > until:
+                raise DeadlineError(f"{what}: not done after {limit_s:g} s{': ' if problem else ''}{problem}")
+            if self._stopping.wait(self._poll_s):
+                raise _StopRequestedError
+
+    def _restarts(self) -> RestartPolicy:
+        limits = self.config.limits
+        return RestartPolicy(limits.max_restarts, limits.restart_window_s, limits.backoff_s, _MAX_BACKOFF_S)
+
+
+def child_name(step: StepName, date: str) -> str:
+    """The name of a date's job among the supervisor's children, and of its log file."""
+    return f"{step}-{date}"
+
+
+class _Watch:
+    """Looks at the two lineages of a switch."""
+
+    def __init__(self, cycle: LocalCycle, lineage: str, predecessor: str) -> None:
+        handover, clock = cycle.config.handover, cycle.clock
+        self._root = cycle.root
+        self._predecessor = predecessor
+        self._successor_reader = ProgressReader(cycle.root, handover.liveness_s, prefix=lineage, clock=clock)
+        self._predecessor_reader = ProgressReader(cycle.root, handover.liveness_s, prefix=predecessor, clock=clock)
+        self._runs = LivenessTracker(handover.liveness_s, clock)
+
+    def successor(self) -> SuccessorView:
+        return self._successor_reader.look()
+
+    def predecessor(self) -> PredecessorView:
+        """Alive by its newest run's record, which has a heartbeat before there is any progress."""
+        return PredecessorView(self.is_retired(), self.liveness(), self._predecessor_reader.look().progress)
+
+    def is_retired(self) -> bool:
+        record = read_lineage(self._root, prefix=self._predecessor)
+        return record is not None and record.status == "retired"
+
+    def liveness(self) -> Liveness:
+        runs = run_records(self._root, prefix=self._predecessor)
+        if not runs or runs[-1].ended_at is not None:
+            return Liveness.DEAD
+        return self._runs.observe(self._predecessor, runs[-1].heartbeat, writer=runs[-1].run_id)
+
+
+def _logs_folder(config: CycleConfig, root: Storage) -> Path:
+    if config.logs:
+        return Path(config.logs)
+    if isinstance(root, LocalStorage):
+        return root.root / "logs"
+    raise ConfigError(f"logs: name a local folder for the logs of child processes, since the root {config.root} isn't local")
+
+
+def _take_lock(path: Path, root: str) -> IO[str]:
+    """Hold the lock file until it is closed; the kernel gives it back if this process dies."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = path.open("a+", encoding="utf-8")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.seek(0)
+        holder = file.read().strip() or "unknown"
+        file.close()
+        raise LineageError(f"{root}: process {holder} supervises this root already; stop it first") from None
+    file.truncate(0)
+    file.write(f"{os.getpid()}\n")
+    file.flush()
+    return file
