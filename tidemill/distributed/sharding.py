@@ -29,7 +29,7 @@ Sharding = Literal["row_wise", "table_wise"]
 LookupCallback = Callable[[str, Tensor], None]
 """(table, local rows int64): rows of this rank's shard that a training step looks up, repeated as often as they are"""
 
-Lookup = BatchedFusedEmbedding | BatchedFusedEmbeddingBag
+_LOOKUPS = (BatchedFusedEmbedding, BatchedFusedEmbeddingBag)
 
 
 class PooledSharder(EmbeddingBagCollectionSharder):
@@ -97,7 +97,7 @@ class ShardedModel(nn.Module):
         for lookup in self._lookups:
             lookup.emb_module.set_learning_rate(rate)
 
-    def _looked_up(self, lookup: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
+    def _looked_up(self, lookup: Any, arguments: tuple[Any, ...], output: Any) -> None:
         # After the lookup: FBGEMM replaces ids out of bounds in place, and those rows are the ones that it trains.
         if not (self._callbacks and self.training and torch.is_grad_enabled()):
             return
@@ -170,12 +170,12 @@ def _collections(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield path, module
 
 
-def _lookups(parallel: nn.Module) -> Iterator[Lookup]:
+def _lookups(parallel: nn.Module) -> Iterator[Any]:
     for module in parallel.modules():
         if isinstance(module, ShardedEmbeddingBagCollection | ShardedEmbeddingCollection):
             # TorchRec keeps them in a plain list, out of the module tree.
             for grouped in module._lookups:
-                yield from (lookup for lookup in grouped.modules() if isinstance(lookup, Lookup))
+                yield from (lookup for lookup in grouped.modules() if isinstance(lookup, _LOOKUPS))
 
 
 def _every_rank_has_rows(rows: int, world_size: int) -> bool:
@@ -183,7 +183,7 @@ def _every_rank_has_rows(rows: int, world_size: int) -> bool:
     return (world_size - 1) * -(-rows // world_size) < rows
 
 
-def _shards(lookup: Lookup) -> Iterator[LocalShard]:
+def _shards(lookup: Any) -> Iterator[LocalShard]:
     engine = lookup.emb_module
     weights = engine.split_embedding_weights()
     # Empty for sgd, not a list of empty lists.

@@ -101,7 +101,7 @@ class _Planner:
         if spec.is_sequence:
             raise ConfigError(f"{where}: {name!r} is a sequence; put it into a group of type SEQUENCE")
         table = self._table(POOLED, spec, where)
-        self._pooled[name] = PooledLookup(feature=name, table=table, pooling=spec.pooling)
+        self._pooled[name] = PooledLookup.model_validate({"feature": name, "table": table, "pooling": spec.pooling})
         self._columns[name] = Columns("pooled", self._pooled_width, self._pooled_width + spec.embedding_dim)
         self._pooled_width += spec.embedding_dim
         return self._columns[name]
@@ -173,6 +173,9 @@ class EmbeddingGroups(nn.Module):
 
     Tables are made on the meta device: `distributed.sharding.shard` gives each rank its rows.
     """
+
+    _is_mean: Tensor
+    _feature_of_column: Tensor
 
     def __init__(self, plan: GroupPlan) -> None:
         super().__init__()

@@ -29,8 +29,9 @@ class MultiTower(Program):
         super().__init__()
         if not config.towers:
             raise ConfigError("multi_tower: towers is empty")
-        self.towers = nn.ModuleList(Tower(plan, tower) for tower in config.towers)
-        self.final = MLP(sum(tower.out_features for tower in self.towers), config.final, "multi_tower: final")
+        towers = [Tower(plan, tower) for tower in config.towers]
+        self.towers = nn.ModuleList(towers)
+        self.final = MLP(sum(tower.out_features for tower in towers), config.final, "multi_tower: final")
         self.head = nn.Linear(self.final.out_features, 1)
 
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -31,10 +31,10 @@ class MultiTowerDIN(Program):
         super().__init__()
         if not config.towers and not config.din_towers:
             raise ConfigError("multi_tower_din: towers and din_towers are empty")
-        plain = [Tower(plan, tower) for tower in config.towers]
-        din = [DINTower(plan, tower) for tower in config.din_towers]
-        self.towers = nn.ModuleList([*plain, *din])
-        self.final = MLP(sum(tower.out_features for tower in self.towers), config.final, "multi_tower_din: final")
+        towers: list[Tower | DINTower] = [Tower(plan, tower) for tower in config.towers]
+        towers += [DINTower(plan, tower) for tower in config.din_towers]
+        self.towers = nn.ModuleList(towers)
+        self.final = MLP(sum(tower.out_features for tower in towers), config.final, "multi_tower_din: final")
         self.head = nn.Linear(self.final.out_features, 1)
 
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
