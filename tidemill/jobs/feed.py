@@ -28,14 +28,21 @@ class DataFeed:
         watermark: float | None = None,
         num_passes: int | None = 1,
         on_pass: Callable[[], None] = lambda: None,
+        patience_s: float = 15.0,
     ) -> None:
-        """`progress`: of all ranks, as restored. `num_passes` None: as many as it takes. `on_pass`: called after each."""
+        """`progress`: of all ranks, as restored. `num_passes` None: as many as it takes. `on_pass`: called after each.
+
+        `patience_s`: how long a bounded source is waited for. Which ranks' batches meet in a step would otherwise depend on
+        which reader was faster, and a resumed run would not repeat an uninterrupted one. Well below the collectives' timeout.
+        """
         self._splits = list(splits)
         self._open_loader = open_loader
         self._rank = rank
         self._world_size = world_size
         self._num_passes = num_passes
         self._on_pass = on_pass
+        self._bounded = all(split.num_rows is not None for split in splits)
+        self._patience_s = patience_s if self._bounded else 0.0
         self.progress = progress
         self._watermark_value = watermark
         self._newest_arrival: float | None = None
@@ -58,7 +65,7 @@ class DataFeed:
     def take(self, timeout_s: float) -> Delivery[Batch] | None:
         if self.is_complete:
             raise EOFError
-        return self._loader.take(timeout_s)
+        return self._loader.take(max(timeout_s, self._patience_s))
 
     def trained(self, provenance: Provenance) -> None:
         self.progress.advance(provenance)
@@ -79,8 +86,7 @@ class DataFeed:
 
     def next_pass(self) -> bool:
         """Called on all ranks when everything was read; all of them get the same answer."""
-        bounded = all(split.num_rows is not None for split in self._splits)
-        if not bounded or self.is_complete:
+        if not self._bounded or self.is_complete:
             return False
         self.progress.complete_pass()
         self._on_pass()

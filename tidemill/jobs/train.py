@@ -271,6 +271,7 @@ class _Run:
             watermark=self._watermark,
             num_passes=None if self._train_config.num_steps else self._train_config.num_epochs,
             on_pass=self._count_pass,
+            patience_s=self._train_config.runtime.timeout_s / 4,
         )
         self._resources.callback(lambda: self._feed.close())
 
