@@ -123,7 +123,7 @@ class TestContract(SourceContract):
                 numbers = itertools.count(100 * partition)
                 messages = [[row(next(numbers)) for _ in range(size)] for size in sizes]
                 produce(self.broker, self.topic, [m[0] if len(m) == 1 else m for m in messages], partition=partition)
-        return source(self.broker, self.topic)
+        return source(self.broker, self.topic, event_time_column="event_time")
 
     def num_rows(self) -> int:
         return 43
@@ -257,6 +257,70 @@ def test_expired_offsets_fail_or_go_on(broker, topic):
     with Run(source(broker, topic, on_data_loss="earliest"), first.progress) as second:
         assert second.train(count(3)) == [7, 8, 9]
     assert second.progress.done[split_of(topic)].intervals == ((0, 10 * MESSAGE),)
+
+
+def test_retention_that_overtakes_a_reader_obeys_the_same_policy(broker, topic):
+    produce(broker, topic, [row(i) for i in range(10)])
+    for policy in ("fail", "earliest"):
+        made = source(broker, topic, on_data_loss=policy)
+        with closing(made), closing(made.open_all(plan(made.discover(), None, {}, 1, 0)[1])) as reader:
+            part = reader._partitions[0]
+            part.next = 4 * MESSAGE
+            delete_before(broker, topic, 7)
+            # What a reader meets that was at 4 when 4 to 6 expired.
+            reader._consumer.assign([TopicPartition(topic, 0, 4)])
+            if policy == "fail":
+                with pytest.raises(SourceChangedError, match=r"messages 4 to 6 \(3\) expired"):
+                    first_rows(reader)
+            else:
+                raw = first_rows(reader)
+                assert raw.table.column("event_id").to_pylist() == ["e7", "e8", "e9"]
+                assert (raw.runs[0].start, raw.runs[-1].stop) == (4 * MESSAGE, 10 * MESSAGE)
+                produce(broker, topic, [row(10)])
+                assert first_rows(reader).table.column("event_id").to_pylist() == ["e10"]
+
+
+def first_rows(reader):
+    deadline = time.monotonic() + DEADLINE_S
+    while (raw := reader.read(0.1)) is None:
+        assert time.monotonic() < deadline
+    return raw
+
+
+FETCH, NOT_LEADER, NOT_AUTHORIZED = 1, 6, 29
+
+
+def test_error_that_passes_is_waited_for(broker, topic):
+    produce(broker, topic, [row(i) for i in range(4)])
+    broker.control(f"err {FETCH} {NOT_LEADER} 2")
+    with Run(source(broker, topic)) as run:
+        assert run.train(count(4)) == [0, 1, 2, 3]
+
+
+def test_error_that_stays_ends_the_run(broker, topic):
+    produce(broker, topic, [row(i) for i in range(4)])
+    broker.control(f"err {FETCH} {NOT_AUTHORIZED} 1")
+    with Run(source(broker, topic)) as run, pytest.raises(DataError, match=rf"{topic}:0: .*[Aa]uthorization"):
+        run.train(count(4))
+
+
+def test_two_topics_are_read_as_one(broker):
+    names = [new_topic(broker), new_topic(broker)]
+    for index, name in enumerate(names):
+        produce(broker, name, [row(10 * index + i) for i in range(3)])
+    with Run(source(broker, "", topics=tuple(names)), batch_size=6) as run:
+        assert sorted(run.train(count(6))) == [0, 1, 2, 10, 11, 12]
+    assert set(run.progress.done) == {split_of(name) for name in names}
+
+
+def test_idle_partition_is_told_from_a_busy_one(broker):
+    topic = new_topic(broker, 2)
+    produce(broker, topic, [row(i) for i in range(4)])
+    with Run(source(broker, topic), idle_timeout_s=0.3) as run:
+        run.train(count(4))
+        run.train(lambda run: run.loader.idle(split_of(topic, 1)))
+        produce(broker, topic, [row(4)], partition=1)
+        run.train(lambda run: not run.loader.idle(split_of(topic, 1)))
 
 
 def test_progress_beyond_the_end_is_refused(broker, topic):

@@ -1,12 +1,16 @@
 """The loader: batch boundaries, linger, errors, idleness, the boundary rule."""
 
+import itertools
+import json
 import threading
 from contextlib import closing, contextmanager
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tidemill.clock import ManualClock
-from tidemill.data.assignment import plan
+from tidemill.data.assignment import AssignmentBase, plan
 from tidemill.data.loader import Loader
 from tidemill.data.progress import Progress
 from tidemill.data.split import SplitId
@@ -76,6 +80,53 @@ def test_resumed_run_sees_the_same_batches(cut):
             progress.advance(loader.take(FOREVER).provenance)
     with loading(source, progress=progress) as loader:
         assert [d.payload for d in drain(loader)] == whole[cut:]
+
+
+LIVES = st.lists(st.tuples(st.integers(1, 3), st.lists(st.integers(0, 4), min_size=3, max_size=3)), max_size=4)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.lists(st.integers(1, 9), max_size=3), min_size=1, max_size=4), st.integers(1, 6), LIVES)
+def test_any_kills_and_worlds_train_every_row_once(reads, batch_size, lives):
+    """Each life: how many ranks, and after how many batches each of them is killed; the last one runs to the end."""
+    number = itertools.count()
+    scripts = {f"s{i}": [rows(start := next(number) * 10, start + size) for size in sizes] for i, sizes in enumerate(reads)}
+    source, progress, base, trained = ScriptedSource(scripts), Progress(), None, []
+    for world_size, killed_after in [*lives, (2, [None] * 2)]:
+        parts = [progress]
+        for rank in range(world_size):
+            own, deliveries = live(source, progress, base, (world_size, rank), batch_size, killed_after[rank])
+            parts.append(own)
+            trained += [key for delivery in deliveries for key in delivery.payload]
+        base, _ = plan(source.discover(), base, progress.done, world_size, 0)
+        progress = Progress.from_states(Progress.merge(parts).to_states(source.discover()))
+    assert sorted(trained) == sorted(key for script in scripts.values() for event in script for key in ids(event.table, 0))
+
+
+def live(source, progress, base, rank, batch_size, killed_after):
+    """One rank's life: what it trained, on top of what was trained before."""
+    own = progress.copy()
+    _, assigned = plan(source.discover(), base, progress.done, *rank)
+    deliveries = []
+    with closing(Loader(source, assigned, batch_size=batch_size, transform=ids)) as loader:
+        while killed_after is None or len(deliveries) < killed_after:
+            try:
+                deliveries.append(loader.take(FOREVER))
+            except EOFError:
+                break
+            own.advance(deliveries[-1].provenance)
+    return own, deliveries
+
+
+@pytest.mark.parametrize("cuts", [(1, 1), (0, 2), (2, 0), (3, 1)])
+def test_ranks_resume_with_their_own_rows_in_the_same_batches(cuts):
+    source = ScriptedSource({"a": [rows(0, 13)], "b": [rows(13, 29)], "c": [rows(29, 31)]})
+    whole = [[d.payload for d in live(source, Progress(), None, (2, rank), 4, None)[1]] for rank in range(2)]
+    base, _ = plan(source.discover(), None, {}, 2, 0)
+    base = AssignmentBase.from_json(json.loads(json.dumps(base.to_json())))
+    progress = Progress.merge([live(source, Progress(), None, (2, rank), 4, cuts[rank])[0] for rank in range(2)])
+    rest = [[d.payload for d in live(source, progress, base, (2, rank), 4, None)[1]] for rank in range(2)]
+    assert rest == [batches[cut:] for batches, cut in zip(whole, cuts, strict=True)]
 
 
 def test_partial_batch_of_a_stream_goes_out_after_its_wait():

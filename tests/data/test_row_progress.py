@@ -85,3 +85,12 @@ def test_other_fingerprint_is_refused():
     changed = state.model_copy(update={"fingerprint": {"rows": 5}})
     with pytest.raises(SourceChangedError, match="scripted a"):
         verify_splits(source, source.discover(), [changed])
+
+
+def test_split_that_was_read_whole_stays_known_as_such_after_it_is_gone():
+    source, state = source_and_state([(0, 4)], name="gone")
+    for _ in range(3):
+        splits = source.discover()
+        verify_splits(source, splits, [state])
+        *_, state = Progress.merge([Progress.from_states([state])]).to_states(splits)
+    assert (state.split, state.num_rows, state.fingerprint) == ("gone", 4, {"rows": 4})

@@ -10,6 +10,10 @@ from tidemill.testing.scripted_source import Idle, Rows, ScriptedSource
 from tidemill.testing.source_contract import SourceContract, numbered
 
 
+def timed(start: int, stop: int) -> Rows:
+    return Rows(numbered(start, stop), event_time=[float(number) for number in range(start, stop)])
+
+
 class TestParquet(SourceContract):
     def make(self, directory: Path) -> ParquetSource:
         if not any(directory.iterdir()):
@@ -28,7 +32,7 @@ class TestParquet(SourceContract):
 class TestScripted(SourceContract):
     def make(self, directory: Path) -> ScriptedSource:
         shift = 7 if (directory / "changed").exists() else 0
-        scripts = {"b": [Rows(numbered(0, 20 + shift)), Idle(0.001), Rows(numbered(30, 33))], "a": [Rows(numbered(40, 61))]}
+        scripts = {"b": [timed(0, 20 + shift), Idle(0.001), timed(30, 33)], "a": [timed(40, 61)]}
         return ScriptedSource(scripts)
 
     def num_rows(self) -> int:

@@ -34,7 +34,7 @@ class IntervalSet:
         return iter(self.intervals)
 
     def count(self) -> int:
-        """How many positions. No `__len__`: iteration gives intervals, and a stream has more positions than a list can have items."""
+        """How many positions. No `__len__`: iteration gives intervals, and a stream has more positions than a length can say."""
         return sum(stop - start for start, stop in self.intervals)
 
     def __bool__(self) -> bool:

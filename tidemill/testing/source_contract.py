@@ -7,7 +7,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import TypeVar
 
+import numpy as np
 import pyarrow as pa
 
 from tidemill.contracts.progress import SplitState
@@ -16,8 +18,10 @@ from tidemill.data.intervals import IntervalSet
 from tidemill.data.loader import Loader
 from tidemill.data.progress import Progress, verify_splits
 from tidemill.data.source import Source
-from tidemill.data.split import Delivery, Split
+from tidemill.data.split import Delivery, Provenance, Split
 from tidemill.errors import SourceChangedError
+
+T = TypeVar("T")
 
 _DEADLINE_S = 30.0
 
@@ -28,6 +32,8 @@ class SourceContract(ABC):
     key = "event_id"
     """A column whose values tell rows apart."""
 
+    time: str | None = "event_time"
+    """The column that holds event time; None: the source has none."""
     batch_size = 7
     """About a tenth of the rows or less."""
 
@@ -96,6 +102,26 @@ class SourceContract(ABC):
                 break
         assert sorted(rows) == whole
 
+    def test_drops_rows_before_the_boundary_and_covers_them(self, tmp_path: Path) -> None:
+        if self.time is None:
+            return
+        source = self.make(tmp_path)
+        with closing(source):
+            splits = source.discover()
+            tables = self._tables(source, splits, None, self.num_rows())
+            times = np.concatenate([table.column(self.time).to_numpy() for table, _ in tables])
+            keys = [key for table, _ in tables for key in table.column(self.key).to_pylist()]
+            boundary = float(np.median(times))
+            kept = self._tables(source, splits, boundary, int(np.count_nonzero(times >= boundary)))
+        wanted = [key for key, time in zip(keys, times.tolist(), strict=True) if time >= boundary]
+        assert 0 < len(wanted) < self.num_rows()
+        assert sorted(key for table, _ in kept for key in table.column(self.key).to_pylist()) == sorted(wanted)
+        progress = Progress()
+        for _, provenance in kept:
+            progress.advance(provenance)
+        for split in splits:
+            assert split.num_rows is None or progress.done.get(split.id, IntervalSet()) == IntervalSet.of([(0, split.num_rows)])
+
     def test_refuses_what_has_changed(self, tmp_path: Path) -> None:
         source = self.make(tmp_path)
         splits = source.discover()
@@ -142,6 +168,22 @@ class SourceContract(ABC):
                     deliveries.append(delivery)
                 return deliveries
 
+    def _tables(
+        self, source: Source, splits: Sequence[Split], boundary: float | None, rows: int
+    ) -> list[tuple[pa.Table, Provenance]]:
+        """All rows at or after the boundary, read by one rank."""
+        _, assigned = plan(splits, None, {}, 1, 0)
+        loader = Loader(
+            source,
+            assigned,
+            batch_size=self.batch_size,
+            transform=lambda table, size: table,
+            max_wait_s=0.05,
+            drop_before=boundary,
+        )
+        with closing(loader):
+            return [(d.payload, d.provenance) for d in _take(loader, None, None if source.bounded else rows)]
+
     def _left(self, directory: Path, splits: Sequence[Split], assigned: Sequence[Assigned], progress: Progress) -> int:
         """How many rows an unbounded source will still give to this rank."""
         raise NotImplementedError("a contract for an unbounded source says how many rows are left")
@@ -173,7 +215,7 @@ def _refusal(source: Source, states: Sequence[SplitState]) -> str:
     return ""
 
 
-def _take(loader: Loader[list[str]], batches: int | None, rows: int | None) -> Iterator[Delivery[list[str]]]:
+def _take(loader: Loader[T], batches: int | None, rows: int | None) -> Iterator[Delivery[T]]:
     """Batches until so many batches or rows were given, or all."""
     until = time.monotonic() + _DEADLINE_S
     while (batches is None or batches > 0) and (rows is None or rows > 0):
@@ -184,7 +226,7 @@ def _take(loader: Loader[list[str]], batches: int | None, rows: int | None) -> I
             return
         if delivery is not None:
             batches = None if batches is None else batches - 1
-            rows = None if rows is None else rows - len(delivery.payload)
+            rows = None if rows is None else rows - delivery.provenance.num_rows
             yield delivery
 
 

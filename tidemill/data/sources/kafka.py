@@ -152,9 +152,7 @@ class KafkaSource(Source):
         _check(config, columns)
         self.config = config
         self._boundary = boundary
-        self.decoder: Decoder = (
-            ArrowDecoder(columns) if columns is None or config.message_format == "arrow" else JsonDecoder(columns)
-        )
+        self._columns = columns
         self._call_timeout_s = min(_CALL_TIMEOUT_S, config.connect_timeout_s)
         self._client: Consumer | None = None
 
@@ -355,8 +353,9 @@ class _PartitionsReader(SplitReader):
         self._trouble_since = 0.0
         self._probe_at = 0.0
         self._fatal: KafkaError | None = None
+        self._expired = False
         self._consumer = source.consumer(self._on_error)
-        self._consumer.assign([TopicPartition(part.topic, part.number, part.offset) for part in partitions])
+        self._assign()
 
     def read(self, timeout_s: float) -> RawBatch | None:
         messages: list[Message] = self._consumer.consume(_MAX_MESSAGES, timeout_s)
@@ -364,6 +363,11 @@ class _PartitionsReader(SplitReader):
             for message in messages:
                 self._on_partition_error(message, message.error())
             messages = [message for message in messages if message.error() is None]
+        if self._expired:
+            # A partition that ran into expired offsets can't be moved alone. All go back to what was given, so what came with
+            # the error comes again.
+            self._assign()
+            messages = []
         if self._fatal is not None:
             raise DataError(f"kafka {self._source.config.brokers}: {self._fatal.str()}")
         if messages:
@@ -375,6 +379,12 @@ class _PartitionsReader(SplitReader):
 
     def close(self) -> None:
         self._consumer.close()
+
+    def _assign(self) -> None:
+        self._expired = False
+        self._consumer.assign(
+            [TopicPartition(part.topic, part.number, max(part.offset, part.next >> ROW_BITS)) for part in self._partitions]
+        )
 
     def _batch(self, messages: Sequence[Message]) -> RawBatch:
         places = np.array([self._index[message.topic(), message.partition()] for message in messages])
@@ -456,8 +466,8 @@ class _PartitionsReader(SplitReader):
         if error.code() not in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
             raise DataError(f"{where}: {error.str()}")
         part = self._partitions[self._index[message.topic(), message.partition()]]
-        offset = self._source.fit(part.split, part.next >> ROW_BITS)
-        self._consumer.seek(TopicPartition(part.topic, part.number, offset))
+        part.offset = self._source.fit(part.split, part.next >> ROW_BITS)
+        self._expired = True
 
     def _note_trouble(self, error: KafkaError) -> None:
         if self._trouble is None:
@@ -521,118 +531,6 @@ def _passes(error: KafkaError) -> bool:
 def _topic_partition(split: SplitId) -> tuple[str, int]:
     topic, _, partition = split.name.rpartition(":")
     return topic, int(partition)
-
-
-def _check(self, decoded: Decoded, offsets: np.ndarray, edges: np.ndarray) -> None:
-        """Count and report messages that can't be read; refuse those that a position can't tell the rows of apart."""
-
-        def where(index: int) -> tuple[_Partition, int]:
-            return self._partitions[int(np.searchsorted(edges, index, side="right")) - 1], int(offsets[index])
-
-        if len(decoded.rows) and decoded.rows.max() > _MESSAGE:
-            part, offset = where(int(decoded.rows.argmax()))
-            raise DataError(
-                f"{part.split}, offset {offset}: {decoded.rows.max()} rows in one message; at most {_MESSAGE} can be told apart"
-            )
-        for index, why in sorted(decoded.poison.items()):
-            part, offset = where(index)
-            self._poison += 1
-            log.warning("%s, offset %d: skipped, can't be read: %s", part.split, offset, why)
-            event("source.poison", topic=part.topic, partition=part.number, offset=offset, why=why)
-            if self._poison > self._source.config.max_poison:
-                raise DataError(
-                    f"{part.split}, offset {offset}: can't be read ({why}), the {self._poison}th such message in this run; "
-                    f"kafka.max_poison allows {self._source.config.max_poison}"
-                )
-
-    def _on_error(self, error: KafkaError) -> None:
-        """Called by librdkafka within `consume`."""
-        if _passes(error):
-            self._note_trouble(error)
-        elif self._fatal is None:
-            self._fatal = error
-
-    def _on_partition_error(self, message: Message, error: KafkaError | None) -> None:
-        if error is None or error.code() == KafkaError._PARTITION_EOF:
-            return
-        if _passes(error):
-            self._note_trouble(error)
-            return
-        where = f"kafka {self._source.config.brokers}: {message.topic()}:{message.partition()}"
-        if error.code() not in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
-            raise DataError(f"{where}: {error.str()}")
-        part = self._partitions[self._index[message.topic(), message.partition()]]
-        offset = self._source.fit(part.split, part.next >> ROW_BITS)
-        self._consumer.seek(TopicPartition(part.topic, part.number, offset))
-
-    def _note_trouble(self, error: KafkaError) -> None:
-        if self._trouble is None:
-            self._trouble_since = time.monotonic()
-            log.warning("kafka %s: %s; waiting for it to pass", self._source.config.brokers, error.str())
-        self._trouble = error
-
-    def _probe(self) -> None:
-        """Tell silence from an outage, and end an outage that lasts too long."""
-        now = time.monotonic()
-        if now < self._probe_at or not self._partitions:
-            return
-        part = self._partitions[0]
-        try:
-            self._consumer.get_watermark_offsets(TopicPartition(part.topic, part.number), timeout=_PROBE_S)
-            self._trouble = None
-        except KafkaException as exception:
-            error = exception.args[0]
-            if now - self._trouble_since > self._source.config.outage_timeout_s:
-                waited = f"can't be reached for {now - self._trouble_since:.0f} s"
-                raise DeadlineError(f"kafka {self._source.config.brokers}: {waited} ({error.str()})") from None
-        self._probe_at = time.monotonic() + _PROBE_S
-
-
-def message_runs(split: SplitId, start: int, offsets: np.ndarray, rows: np.ndarray, event_time: np.ndarray) -> list[Run]:
-    """Runs of one partition's messages, covering all positions from `start` to behind the last message.
-
-    `offsets`, `rows`: (messages,) int64, rising; `event_time`: (sum of rows,).
-    """
-    held = np.flatnonzero(rows)
-    at, counts = offsets[held], rows[held]
-    together = (counts[1:] == 1) & (counts[:-1] == 1) & (np.diff(at) == 1)
-    runs: list[Run] = []
-    row = 0
-    for first, end in pairwise([0, *(np.flatnonzero(~together) + 1).tolist(), len(held)] if len(held) else [0]):
-        begin, stop = int(at[first]) << ROW_BITS, (int(at[end - 1]) + 1) << ROW_BITS
-        count = int(counts[first:end].sum())
-        stride = _MESSAGE if counts[first] == 1 else 1
-        runs.append(Run(split, start, stop, count, stride, begin - start, largest(event_time, row, row + count)))
-        start = stop
-        row += count
-    stop = (int(offsets[-1]) + 1) << ROW_BITS
-    if stop > start:
-        runs.append(Run(split, start, stop, 0, _MESSAGE, stop - start))
-    return runs
-
-
-_client_log = logging.getLogger("tidemill.kafka")
-
-
-def _stamps(messages: Sequence[Message]) -> np.ndarray:
-    """(messages,) float64: when the broker, or the producer, says that each was written."""
-    stamps = np.array([message.timestamp() for message in messages], np.float64).reshape(-1, 2)
-    return np.where(stamps[:, 0] == TIMESTAMP_NOT_AVAILABLE, np.nan, stamps[:, 1] / 1000.0)
-
-
-def _passes(error: KafkaError) -> bool:
-    return not error.fatal() and (error.retriable() or error.code() in _TRANSIENT)
-
-
-def _topic_partition(split: SplitId) -> tuple[str, int]:
-    topic, _, partition = split.name.rpartition(":")
-    return topic, int(partition)
-
-
-def _decoder(config: KafkaConfig, columns: Mapping[str, pa.DataType] | None) -> Decoder:
-    if columns is None or config.message_format == "arrow":
-        return ArrowDecoder(columns)
-    return JsonDecoder(columns)
 
 
 def _check(config: KafkaConfig, columns: Mapping[str, pa.DataType] | None) -> None:
