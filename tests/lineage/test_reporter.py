@@ -6,16 +6,18 @@ import json
 import logging
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tidemill import logs
 from tidemill.clock import ManualClock
+from tidemill.config.train import HandoverConfig
 from tidemill.contracts.progress import ProgressReport
 from tidemill.contracts.serving import ServingStatus
 from tidemill.errors import ConfigError
-from tidemill.lineage.reporter import HandoverSettings, HandoverThread, Point, Successor
+from tidemill.lineage.reporter import HandoverSettings, HandoverThread, Point, Successor, handover_settings, open_successor
 from tidemill.storage.backends.local import LocalStorage
 from tidemill.storage.base import Chunk
 from tidemill.testing.faulty_storage import FaultyStorage
@@ -310,3 +312,39 @@ def test_the_running_thread_hands_over(world: World) -> None:
 def test_served_needs_a_root_whose_servers_can_confirm(world: World) -> None:
     with pytest.raises(ConfigError, match="served"):
         HandoverThread(world.own, "old", 1, HandoverSettings("served"), Successor(world.next))
+
+
+def test_without_a_report_interval_each_report_is_a_check(world: World) -> None:
+    settings = handover_settings(HandoverConfig(policy="caught_up", tolerance_s=60.0))
+    assert settings.on_report
+    written = threading.Event()
+
+    class Watched(LocalStorage):
+        def write(self, key: str, *chunks: Chunk) -> None:
+            super().write(key, *chunks)
+            written.set()
+
+    thread = HandoverThread(Watched(world.own.root), "old", 1, replace(settings, report_interval_s=600.0))
+    thread.start()
+    try:
+        for step in (1, 2):
+            written.clear()
+            thread.report(Point(1000.0, step=step))
+            assert written.wait(10.0)
+            assert world.progress()["step"] == step
+    finally:
+        thread.stop()
+
+
+def test_the_settings_of_a_config() -> None:
+    settings = handover_settings(HandoverConfig(report_interval_s=20.0, confirm_timeout_s=7.0))
+    assert (settings.policy, settings.report_interval_s, settings.confirm_timeout_s) == ("served", 20.0, 7.0)
+    assert (settings.on_report, settings.liveness_s) == (False, 120.0)
+
+
+def test_a_successor_in_a_root_is_recognised(tmp_path: Path) -> None:
+    inside = open_successor(f"{tmp_path}/lineages/20240102/")
+    assert inside.root is not None
+    assert (inside.lineage, inside.root.url) == (NEXT, LocalStorage(tmp_path).url)
+    outside = open_successor(str(tmp_path / "elsewhere"))
+    assert (outside.root, outside.lineage) == (None, None)

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from tidemill import logs
+from tidemill.contracts import layout
 from tidemill.errors import TidemillError
 from tidemill.lineage import cycle as cycles
 from tidemill.lineage.deployments import newest_deployment, serving_statuses
@@ -34,6 +35,7 @@ def run(
     with _errors_as_exit_codes(), LocalCycle(cycles.load_cycle(path)) as cycle:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: cycle.request_stop())
+        logs.send_events_to(logs.EventLog(cycle.logs / layout.EVENTS))
         result = cycle.run_date(date)
         if result is None:
             typer.echo(f"{date}: stopped on request; run it again to go on")

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
-from string import Template
 from typing import Any, Literal
 
 from pydantic import Field
@@ -23,7 +22,7 @@ from tidemill.contracts import layout
 from tidemill.contracts.lineage import Deployment, LineageRecord, RunRecord
 from tidemill.errors import ConfigError
 
-BIZDATE = "bizdate"
+BIZDATE = "${bizdate}"
 
 
 class JobConfig(Config):
@@ -98,7 +97,7 @@ class Limits(Config):
 
 
 class CycleConfig(Config):
-    """cycle.yaml. Relative paths are relative to its folder; keys in `${...}` other than bizdate are left as they are."""
+    """cycle.yaml. Relative paths are relative to its folder."""
 
     root: str
     """The root folder or URL: daily jobs, lineages, deployments."""
@@ -153,7 +152,7 @@ def _cross_check(config: CycleConfig, root: Node) -> list[Finding]:
     def report(message: str, *path: str) -> None:
         findings.append(Finding(locate(root, path), path_text(path), message))
 
-    if f"${{{BIZDATE}}}" not in config.daily.input_path:
+    if BIZDATE not in config.daily.input_path:
         report("must hold ${bizdate}, or every day would be trained on the same data", "daily", "input_path")
     for date in config.boundary.times:
         if not is_date(date):
@@ -357,7 +356,7 @@ def _folder(config: CycleConfig, key: str) -> str:
 def _dated(value: Any, date: str) -> Any:
     """Put the date for `${bizdate}` into every text inside a value."""
     if isinstance(value, str):
-        return Template(value).safe_substitute({BIZDATE: date})
+        return value.replace(BIZDATE, date)
     if isinstance(value, dict):
         return {key: _dated(item, date) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tidemill.clock import Clock, SystemClock
+from tidemill.config.train import HandoverConfig
 from tidemill.contracts import layout
 from tidemill.contracts.progress import ProgressReport, read_progress
 from tidemill.errors import ConfigError, StorageError, TidemillError
@@ -19,6 +20,12 @@ from tidemill.lineage.liveness import LivenessTracker
 from tidemill.lineage.progress import ProgressReader
 from tidemill.logs import event, log
 from tidemill.storage.base import Storage
+from tidemill.storage.open import open_storage
+
+# A heartbeat counts as dead after this many of its intervals without a move.
+_BEATS_TO_DIE = 6
+_REPORT_INTERVAL_S = 5.0
+_LIVENESS_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +42,30 @@ class Point:
 class HandoverSettings:
     """How often to report and check, and when to hand over; checked by `validate_handover`.
 
-    `liveness_s`: a heartbeat that doesn't move for so long is dead; several times the writers' report intervals.
+    `on_report`: check after each `report` too, not only every `report_interval_s`. `liveness_s`: a heartbeat that doesn't move for
+    so long is dead; several times the writers' report intervals.
     """
 
     policy: Policy = "served"
     tolerance_s: float = 300.0
     confirm_timeout_s: float = 600.0
-    report_interval_s: float = 5.0
-    liveness_s: float = 30.0
+    report_interval_s: float = _REPORT_INTERVAL_S
+    liveness_s: float = _LIVENESS_S
+    on_report: bool = False
+
+
+def handover_settings(config: HandoverConfig) -> HandoverSettings:
+    """The settings that a pipeline config means. Without a report interval each `report` is a check (the training thread reports
+    every log_step_count_steps), and an idle stream still shows its heartbeat."""
+    interval_s = config.report_interval_s or _REPORT_INTERVAL_S
+    return HandoverSettings(
+        policy=config.policy,
+        tolerance_s=config.tolerance_s,
+        confirm_timeout_s=config.confirm_timeout_s,
+        report_interval_s=interval_s,
+        liveness_s=max(_LIVENESS_S, _BEATS_TO_DIE * interval_s),
+        on_report=not config.report_interval_s,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +75,17 @@ class Successor:
     storage: Storage
     root: Storage | None = None
     lineage: str | None = None
+
+
+def open_successor(folder: str) -> Successor:
+    """The successor whose folder a config or ONLINE_LEARNING_SUCCESSOR_DIR names; it need not exist yet. Inside a root
+    (ROOT/lineages/<date>) the root is known too."""
+    head, _, name = folder.rstrip("/").rpartition("/")
+    root, _, kind = head.rpartition("/")
+    lineage = f"{kind}/{name}"
+    if lineage != layout.lineage(name) or not root:
+        return Successor(open_storage(folder))
+    return Successor(open_storage(folder), open_storage(root), lineage)
 
 
 class HandoverThread:
@@ -94,7 +128,8 @@ class HandoverThread:
         self._alarmed = False
         self._warned_absent = False
         self._problem: str | None = None
-        self._stopping = threading.Event()
+        self._stopping = False
+        self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hand-over", daemon=True)
 
     @property
@@ -110,13 +145,16 @@ class HandoverThread:
     def report(self, point: Point) -> None:
         """Leave the newest figures; the latest wins. Any thread; doesn't wait."""
         self._point = point
+        if self._settings.on_report:
+            self._wake.set()
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self, *, deadline_s: float = 5.0) -> None:
         """End the thread; a store that hangs is left behind. Idempotent."""
-        self._stopping.set()
+        self._stopping = True
+        self._wake.set()
         if self._thread.is_alive():
             self._thread.join(deadline_s)
 
@@ -134,13 +172,14 @@ class HandoverThread:
             self._decide(point)
 
     def _run(self) -> None:
-        while True:
+        while not self._stopping:
+            self._wake.clear()
             try:
                 self.check()
             except Exception:  # noqa: BLE001 - the worker loop: a fault that nobody foresaw must not end the reports
                 log.exception("the hand-over check failed; trying again")
-            if self._stopping.wait(self._settings.report_interval_s):
-                return
+            if not self._stopping:
+                self._wake.wait(self._settings.report_interval_s)
 
     def _write(self, point: Point) -> None:
         if point.data_ts is None:

@@ -101,6 +101,11 @@ class LocalCycle:
         self._children: Children | None = None
 
     @property
+    def logs(self) -> Path:
+        """Folder of the children's output."""
+        return self._logs
+
+    @property
     def children(self) -> Children:
         """The child processes: "serve", "train_daily-<date>", "full_export-<date>", "train_stream-<date>"."""
         if self._children is None:
