@@ -5,8 +5,12 @@ import pytest
 import torch
 
 from tidemill.config.model import FeatureGroupConfig
+from tidemill.config.optimizer import SparseOptimizer
+from tidemill.distributed.sharding import shard
 from tidemill.errors import ConfigError
-from tidemill.models.embedding_groups import Columns, plan_groups
+from tidemill.features.batch import Batch, IdColumns
+from tidemill.features.feature_set import FeatureSet
+from tidemill.models.embedding_groups import Columns, EmbeddingGroups, plan_groups
 from tidemill.models.model import build_model
 from tidemill.testing import model_contract as contract
 from tidemill.testing.ranks import single_process
@@ -90,6 +94,42 @@ def test_inputs_are_the_rows_of_the_tables():
         np.testing.assert_allclose(found[name], array, rtol=0, atol=1e-7, err_msg=name)
     assert found["history.lengths"].dtype == np.int64
     assert not found["pooled"][13:].any()
+
+
+def test_sequences_of_several_dimensions_stand_side_by_side():
+    features = FeatureSet(
+        [
+            contract.id_plan("user", 20, 4),
+            contract.id_plan("items", 30, 8, sequence_length=3),
+            contract.id_plan("shops", 10, 4, embedding_name="user_emb2", sequence_length=5),
+        ]
+    )
+    group = FeatureGroupConfig(group_name="g", feature_names=("shops", "user", "items"), group_type="SEQUENCE")
+    plan = plan_groups(features, [group])
+    batch = Batch(
+        num_rows=2,
+        size=2,
+        dense=torch.zeros(2, 0),
+        ids=IdColumns(("user",), torch.tensor([7]), torch.tensor([0, 1], dtype=torch.int32)),
+        sequences=IdColumns(("items", "shops"), torch.tensor([1, 2, 3, 4, 5]), torch.tensor([2, 0, 2, 1], dtype=torch.int32)),
+        labels={},
+        weights=torch.ones(2),
+        extras={},
+    )
+    with single_process() as runtime:
+        holder = torch.nn.Module()
+        holder.embeddings = EmbeddingGroups(plan)
+        sparse = SparseOptimizer.model_validate({"sgd_optimizer": {}})
+        tables = {s.table: s.weight for s in shard(holder, runtime, sparse, "row_wise", seed=1).local_shards()}
+        found = holder.embeddings(batch)
+    assert sorted(found) == ["g.lengths", "g.query", "g.sequence"]
+    assert found["g.sequence"].shape == (2, 5, 12)
+    assert found["g.lengths"].tolist() == [2, 1]
+    assert torch.equal(found["g.query"], torch.stack([torch.zeros(4), tables["sequence/user_emb"][7]]))
+    assert torch.equal(found["g.sequence"][0, :2, :4], tables["sequence/user_emb2"][[3, 4]])
+    assert torch.equal(found["g.sequence"][0, :2, 4:], tables["sequence/items_emb"][[1, 2]])
+    assert not found["g.sequence"][0, 2:].any()
+    assert torch.equal(found["g.sequence"][1, 0], torch.cat([tables["sequence/user_emb2"][5], torch.zeros(8)]))
 
 
 def _ids(batch, feature):

@@ -38,6 +38,8 @@ class Runtime:
     side: dist.ProcessGroup
     """agreement, on the CPU"""
     timeout_s: float
+    local_world_size: int = 1
+    """ranks on this machine"""
 
     def close(self) -> None:
         """Leave the groups; without a word to peers, so it returns even if they are gone."""
@@ -67,7 +69,7 @@ def start_runtime(timeout_s: float, place: Place | None = None, num_threads: int
         side = dist.new_group(backend="gloo", timeout=timeout)
     main = dist.group.WORLD
     assert main is not None
-    return Runtime(dist.get_rank(), dist.get_world_size(), device, main, side, timeout_s)
+    return Runtime(dist.get_rank(), dist.get_world_size(), device, main, side, timeout_s, local_world_size)
 
 
 @contextmanager

@@ -157,7 +157,7 @@ def _plan(model: nn.Module, runtime: Runtime, sharders: list[ModuleSharder[nn.Mo
             module,
             generators,
             sharder=sharder_of[type(module)],
-            local_size=runtime.world_size,
+            local_size=runtime.local_world_size,
             world_size=runtime.world_size,
             device_type=runtime.device.type,
         )

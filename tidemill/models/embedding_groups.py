@@ -198,8 +198,7 @@ class EmbeddingGroups(nn.Module):
         if self.pooled is not None:
             keys = [lookup.feature for lookup in inputs.pooled]
             ids = batch.ids.select(keys)
-            # TorchRec's order of keys follows the sharding plan, not the config: pick by name.
-            sums = KeyedTensor.regroup([self.pooled(_jagged(ids, batch.size))], [keys])[0]
+            sums = _by_name(self.pooled(_jagged(ids, batch.size)), keys)
             out["pooled"] = self._averaged(sums, ids.lengths.view(len(keys), -1))
         steps = self._step_embeddings(batch)
         for sequence in inputs.sequences:
@@ -279,6 +278,12 @@ def _features_of_dim(plan: GroupPlan, dim: int) -> tuple[list[str], list[str]]:
 
 def _jagged(ids: IdColumns, size: int) -> KeyedJaggedTensor:
     return KeyedJaggedTensor(keys=list(ids.keys), values=ids.values, lengths=ids.lengths, stride=size)
+
+
+def _by_name(keyed: KeyedTensor, keys: list[str]) -> Tensor:
+    """(B, ΣD), in the order of `keys`: TorchRec's own order follows the sharding plan."""
+    # Regrouping copies even if there is nothing to do: 6 of 170 ms in a step with 26 features, batch 4096.
+    return keyed.values() if list(keyed.keys()) == keys else KeyedTensor.regroup([keyed], [keys])[0]
 
 
 def _concatenate(first: IdColumns, second: IdColumns) -> IdColumns:

@@ -46,14 +46,32 @@ def contract_features() -> FeatureSet:
     return FeatureSet(
         [
             DensePlan("price", "price", None, 1, "", (0.0,)),
-            _id_plan("user", 50, 8),
-            _id_plan("tags", 13, 4, pooling="mean"),
+            id_plan("user", 50, 8),
+            id_plan("tags", 13, 4, pooling="mean"),
             DensePlan("context", "context", None, 2, ",", (0.0, 0.0)),
-            _id_plan("item", 40, 8),
-            _id_plan("other_item", 40, 8, embedding_name="item_emb"),
-            _id_plan("clicks", 40, 8, embedding_name="item_emb", sequence_length=MAX_STEPS),
+            id_plan("item", 40, 8),
+            id_plan("other_item", 40, 8, embedding_name="item_emb"),
+            id_plan("clicks", 40, 8, embedding_name="item_emb", sequence_length=MAX_STEPS),
         ],
         labels=[LABEL],
+    )
+
+
+def id_plan(name: str, rows: int, dim: int, *, embedding_name: str = "", pooling: str = "sum", sequence_length: int = 0) -> IdPlan:
+    """A feature whose values are ids already; a sequence if it has a length."""
+    return IdPlan(
+        name=name,
+        column=name,
+        side=None,
+        bucketizer=Bucketizer("number", rows),
+        separator=",",
+        default="",
+        value_dim=1 if sequence_length else 0,
+        embedding_dim=dim,
+        embedding_name=embedding_name or f"{name}_emb",
+        pooling=pooling,
+        is_sequence=sequence_length > 0,
+        sequence_length=sequence_length,
     )
 
 
@@ -169,23 +187,6 @@ def check_exports(config: ModelConfig, num_rows: Sequence[int] = (1, 2, 50, 333)
         for name, output in expected.items():
             assert output.shape[0] == rows
             assert torch.equal(found[name], output), f"output {name!r} differs for {rows} rows"
-
-
-def _id_plan(name: str, rows: int, dim: int, *, embedding_name: str = "", pooling: str = "sum", sequence_length: int = 0) -> IdPlan:
-    return IdPlan(
-        name=name,
-        column=name,
-        side=None,
-        bucketizer=Bucketizer("number", rows),
-        separator=",",
-        default="",
-        value_dim=1 if sequence_length else 0,
-        embedding_dim=dim,
-        embedding_name=embedding_name or f"{name}_emb",
-        pooling=pooling,
-        is_sequence=sequence_length > 0,
-        sequence_length=sequence_length,
-    )
 
 
 def _padded(values: np.ndarray, size: int) -> torch.Tensor:
