@@ -45,7 +45,11 @@ T = TypeVar("T")
 
 ROW_BITS = 20
 _MESSAGE = 1 << ROW_BITS
+# What one read asks for: many small messages, or as many large ones as make a few batches. A read waits until it has them all
+# or its time is over, and holds them all in memory.
 _MAX_MESSAGES = 5000
+_ROWS_PER_READ = 20_000
+_FIRST_READ = 100
 _CALL_TIMEOUT_S = 5.0
 _TIMES_PER_CALL = 32
 # Silence after an error is probed this often, to tell a topic without news from a cluster that can't be reached.
@@ -354,11 +358,12 @@ class _PartitionsReader(SplitReader):
         self._probe_at = 0.0
         self._fatal: KafkaError | None = None
         self._expired = False
+        self._ask_for = _FIRST_READ
         self._consumer = source.consumer(self._on_error)
         self._assign()
 
     def read(self, timeout_s: float) -> RawBatch | None:
-        messages: list[Message] = self._consumer.consume(_MAX_MESSAGES, timeout_s)
+        messages: list[Message] = self._consumer.consume(self._ask_for, timeout_s)
         if any([message.error() is not None for message in messages]):  # noqa: C419 - a list is faster than a generator here
             for message in messages:
                 self._on_partition_error(message, message.error())
@@ -394,6 +399,8 @@ class _PartitionsReader(SplitReader):
         offsets = np.array([message.offset() for message in messages], np.int64)
         stamps = _stamps(messages)
         decoded = self._decoder.decode([message.value() for message in messages])
+        rows_per_message = max(1.0, decoded.table.num_rows / len(messages))
+        self._ask_for = min(_MAX_MESSAGES, max(1, int(_ROWS_PER_READ / rows_per_message)))
         edges = np.searchsorted(places[order], np.arange(len(self._partitions) + 1))
         self._check(decoded, offsets, edges)
         arrived_at = np.repeat(stamps, decoded.rows)
