@@ -5,6 +5,8 @@
     ROOT/lineages/<date>/   snapshot.json  snapshot/...  lineage.json  terms/  segments/  releases/  compactions/
                             dense_hot_export/current.json  progress.json  model.ckpt-N/  runs/<run>/
     model.ckpt-N/           manifest-<term>.json  <term>/...
+    eval_result.txt         one line a stand-alone evaluation, beside the checkpoints
+    OUTPUT/                 part-<number>.parquet  _SUCCESS: what `tidemill predict` writes; _temporary/ while it does
     runs/<run>/             pipeline.config  record.json  events.jsonl  steps-<rank>.jsonl  scores-<rank>.arrows
 
 Keys are relative to the folder that the section names: the root, or one lineage's (or daily run's) folder.
@@ -25,11 +27,16 @@ DATALOADER_STATE = "dataloader_state.json"
 RECORD = "record.json"
 EVENTS = "events.jsonl"
 BEST_EVALUATIONS = "train_eval_result_v2.txt"
+EVALUATIONS = "eval_result.txt"
+SUCCESS = "_SUCCESS"
+UNFINISHED_OUTPUT = "_temporary"
+"""Folder of parts that aren't committed; readers of tables don't look into names that start with "_"."""
 
 _CHECKPOINT_MANIFEST = re.compile(r"^model\.ckpt-(\d+)/manifest-(\d+)\.json$")
 _RELEASE = re.compile(r"^releases/(\d+)\.json$")
 _TERM = re.compile(r"^terms/(\d+)\.json$")
 _DEPLOYMENT = re.compile(r"^deployments/(\d+)\.json$")
+_OUTPUT_PART = re.compile(r"^part-(\d+)\.parquet$")
 _COMPACTION = re.compile(r"^compactions/(\d+)\.json$")
 
 
@@ -116,6 +123,15 @@ def step_log(rank: int) -> str:
 def score_log(rank: int) -> str:
     """Inside a run's folder: what the model thought of each row before it was trained on it."""
     return f"scores-{rank:05d}.arrows"
+
+
+def output_part(number: int) -> str:
+    """Inside an output's folder: rows in the order of their input."""
+    return f"part-{number:05d}.parquet"
+
+
+def output_part_number(key: str) -> int | None:
+    return _number(_OUTPUT_PART, key)
 
 
 def _number(pattern: re.Pattern[str], key: str) -> int | None:

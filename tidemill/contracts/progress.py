@@ -8,6 +8,9 @@ from tidemill.clock import EventTime, event_time
 from tidemill.contracts.base import Document, Part, parse_object
 from tidemill.errors import CorruptError
 
+ROW_BITS = 20
+"""A Kafka position is `offset << ROW_BITS | row within the message`; in files positions are row numbers."""
+
 
 class SplitState(Part):
     """Progress of one split. `intervals`: half-open trained positions. Untouched splits are listed with none."""

@@ -17,8 +17,8 @@ from tidemill.features.batch import Batch
 class StepLog:
     """`steps-<rank>.jsonl`: one line a step, written before the step is trained (the ledger of a proof reads it).
 
-    `{"step": n, "at": unix seconds, "runs": [[kind, split, start, stop, rows], ...]}`. A line is one unbuffered write, so a killed
-    process leaves whole lines, but for the last.
+    `{"step": n, "at": unix seconds, "runs": [[kind, split, start, stop, rows, stride, gap], ...]}` (see `data.split.Run`). A line
+    is one unbuffered write, so a killed process leaves whole lines, but for the last.
     """
 
     def __init__(self, path: Path, *, clock: Clock | None = None) -> None:
@@ -27,7 +27,7 @@ class StepLog:
         self._clock = clock or SystemClock()
 
     def entering(self, step: int, provenance: Provenance) -> None:
-        runs = [(run.split.kind, run.split.name, run.start, run.stop, run.rows) for run in provenance.runs]
+        runs = [(r.split.kind, r.split.name, r.start, r.stop, r.rows, r.stride, r.gap) for r in provenance.runs]
         line = {"step": step, "at": self._clock.time(), "runs": runs}
         os.write(self._fd, orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
 

@@ -1,0 +1,73 @@
+"""`tidemill predict`: scores of a table."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tidemill.cli.options import PIPELINE, EditConfigJson, PipelineConfigPath, pipeline_path
+from tidemill.errors import ConfigError
+
+
+def predict(
+    config: Annotated[str | None, PIPELINE] = None,
+    scripted_model_path: Annotated[
+        str | None,
+        typer.Option(
+            "--scripted_model_path", "--scripted-model-path", help="Snapshot's or lineage's folder; its newest release scores."
+        ),
+    ] = None,
+    pipeline_config_path: PipelineConfigPath = None,
+    checkpoint_path: Annotated[
+        str | None,
+        typer.Option("--checkpoint_path", "--checkpoint-path", help="Checkpoint, or folder of them; default: model_dir's newest."),
+    ] = None,
+    predict_input_path: Annotated[
+        str | None, typer.Option("--predict_input_path", "--predict-input-path", help="Parquet files to score: paths or globs.")
+    ] = None,
+    predict_output_path: Annotated[
+        str | None, typer.Option("--predict_output_path", "--predict-output-path", help="Folder of the Parquet parts.")
+    ] = None,
+    reserved_columns: Annotated[
+        str,
+        typer.Option(
+            "--reserved_columns",
+            "--reserved-columns",
+            help="Input columns to keep, by commas; ALL_COLUMNS; ALL_EFFECTIVE_COLUMNS: those that features read.",
+        ),
+    ] = "",
+    output_columns: Annotated[
+        str, typer.Option("--output_columns", "--output-columns", help="Outputs of the model to keep, by commas; default: all.")
+    ] = "",
+    batch_size: Annotated[int | None, typer.Option("--batch_size", "--batch-size", min=1, help="Rows scored at once.")] = None,
+    edit_config_json: EditConfigJson = None,
+) -> None:
+    """Score a table, with a snapshot and its releases as a server would, or with a checkpoint of a config."""
+    if not predict_input_path or not predict_output_path:
+        raise ConfigError("name the rows and where the scores go: --predict_input_path FILES --predict_output_path FOLDER")
+    if scripted_model_path and edit_config_json:
+        raise ConfigError("--edit_config_json changes a config; --scripted_model_path scores with the one that was exported")
+    given = bool(config or pipeline_config_path)
+    path = pipeline_path(config, pipeline_config_path) if given or not scripted_model_path else None
+
+    from tidemill.jobs.predict import PredictRequest, predict
+
+    written = predict(
+        PredictRequest(
+            input_path=predict_input_path,
+            output_path=predict_output_path,
+            scripted_model=scripted_model_path,
+            pipeline=path,
+            checkpoint=checkpoint_path,
+            edits=edit_config_json,
+            reserved=_names(reserved_columns),
+            outputs=_names(output_columns),
+            batch_rows=batch_size,
+        )
+    )
+    typer.echo(f"{written.rows} rows in {len(written.files)} parts: {predict_output_path}")
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
