@@ -21,7 +21,7 @@ from tidemill.lineage.terms import open_term
 from tidemill.storage.open import open_storage
 
 SPEED = 30.0
-LIVENESS_S = 3.0
+LIVENESS_S = 5.0
 
 stopped = threading.Event()
 

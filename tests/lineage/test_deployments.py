@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from tidemill.clock import ManualClock
+from tidemill.contracts import layout
 from tidemill.contracts.lineage import Deployment
+from tidemill.contracts.release import ReleaseManifest, Stages
 from tidemill.contracts.serving import ServingStatus
 from tidemill.errors import CorruptError, LineageError, NotFoundError, StorageError
 from tidemill.lineage.deployments import (
@@ -216,3 +218,28 @@ class TestServing:
         root.write("serving/a.json", self.status("a", DAY1, 1).to_bytes())
         root.write("serving/b.json", b"{")
         assert [status.server for status in serving_statuses(root)] == ["a"]
+
+
+def test_a_rollback_to_a_lineage_with_releases_pins_its_newest_one(root: LocalStorage) -> None:
+    for sequence, term in ((1, 1), (2, 1), (10, 3)):
+        manifest = ReleaseManifest(
+            sequence=sequence,
+            term=term,
+            cut=1,
+            run_id="r",
+            nonce="n",
+            snapshot_digest="d",
+            step=1,
+            examples=1,
+            watermark=None,
+            segments=[],
+            files=[],
+            dense=None,
+            splits=[],
+            stages=Stages(cut_at=0.0, written_at=0.0, gated_at=0.0, committed_at=0.0),
+        )
+        root.write(f"{DAY1}/{layout.release(sequence)}", manifest.to_bytes())
+    root.write(f"{DAY1}/snapshot.json", b"snapshot")
+    back = rollback(root, DAY1, "day 2 is bad")
+    assert (back.pin_term, back.pin_sequence) == (3, 10)
+    assert back.snapshot_digest == snapshot_digest(root, DAY1)

@@ -27,7 +27,7 @@ from tidemill.lineage.records import (
 from tidemill.lineage.terms import open_term
 from tidemill.storage.backends.local import LocalStorage
 from tidemill.storage.base import Chunk
-from tidemill.testing.faulty_storage import FaultyStorage
+from tidemill.testing.faulty_storage import FaultyStorage, SimulatedCrash
 
 Recorders = Callable[..., RunRecorder]
 
@@ -199,3 +199,23 @@ class TestLineage:
         with pytest.raises(FencedError):
             retire(storage, old, Retirement(None, None, None))
         assert require_open(storage) is not None
+
+    def test_dying_anywhere_while_retiring_leaves_it_open_or_retired_and_the_next_try_completes(self, tmp_path: Path) -> None:
+        for operation in range(1, 20):
+            inner = LocalStorage(tmp_path / str(operation))
+            open_lineage(inner, "20240102", 86400.0)
+            faulty = FaultyStorage(inner)
+            faulty.crash_at(operation)
+            try:
+                retire(faulty, 1, Retirement("lineages/20240103", 1.0, 2))
+                survived = True
+            except SimulatedCrash:
+                survived = False
+            left = read_lineage(inner)
+            assert left is not None
+            assert left.status == ("retired" if survived else "open")
+            assert retire(inner, 1, Retirement("lineages/20240103", 1.0, 2)).status == "retired"
+            if survived:
+                assert operation > 2
+                return
+        pytest.fail("never survived")

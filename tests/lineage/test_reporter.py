@@ -17,7 +17,7 @@ from tidemill.config.train import HandoverConfig
 from tidemill.contracts.progress import ProgressReport
 from tidemill.contracts.serving import ServingStatus
 from tidemill.errors import ConfigError
-from tidemill.lineage.reporter import HandoverSettings, HandoverThread, Point, Successor, handover_settings, open_successor
+from tidemill.lineage.reporter import HandoverSettings, HandoverThread, Point, Successor, handover_settings
 from tidemill.storage.backends.local import LocalStorage
 from tidemill.storage.base import Chunk
 from tidemill.testing.faulty_storage import FaultyStorage
@@ -340,11 +340,3 @@ def test_the_settings_of_a_config() -> None:
     settings = handover_settings(HandoverConfig(report_interval_s=20.0, confirm_timeout_s=7.0))
     assert (settings.policy, settings.report_interval_s, settings.confirm_timeout_s) == ("served", 20.0, 7.0)
     assert (settings.on_report, settings.liveness_s) == (False, 120.0)
-
-
-def test_a_successor_in_a_root_is_recognised(tmp_path: Path) -> None:
-    inside = open_successor(f"{tmp_path}/lineages/20240102/")
-    assert inside.root is not None
-    assert (inside.lineage, inside.root.url) == (NEXT, LocalStorage(tmp_path).url)
-    outside = open_successor(str(tmp_path / "elsewhere"))
-    assert (outside.root, outside.lineage) == (None, None)

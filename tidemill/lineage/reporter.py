@@ -20,7 +20,6 @@ from tidemill.lineage.liveness import LivenessTracker
 from tidemill.lineage.progress import ProgressReader
 from tidemill.logs import event, log
 from tidemill.storage.base import Storage
-from tidemill.storage.open import open_storage
 
 # A heartbeat counts as dead after this many of its intervals without a move.
 _BEATS_TO_DIE = 6
@@ -75,17 +74,6 @@ class Successor:
     storage: Storage
     root: Storage | None = None
     lineage: str | None = None
-
-
-def open_successor(folder: str) -> Successor:
-    """The successor whose folder a config or ONLINE_LEARNING_SUCCESSOR_DIR names; it need not exist yet. Inside a root
-    (ROOT/lineages/<date>) the root is known too."""
-    head, _, name = folder.rstrip("/").rpartition("/")
-    root, _, kind = head.rpartition("/")
-    lineage = f"{kind}/{name}"
-    if lineage != layout.lineage(name) or not root:
-        return Successor(open_storage(folder))
-    return Successor(open_storage(folder), open_storage(root), lineage)
 
 
 class HandoverThread:

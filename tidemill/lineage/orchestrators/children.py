@@ -181,22 +181,32 @@ class Children:
                 raise DeadlineError(f"{[child.spec.name for child in children if not child.ended]} survive SIGKILL")
 
     def _watch(self) -> None:
-        """The thread: starts what is due, and notices what has ended."""
+        """The thread. It must not end before the children have: the kernel would kill them."""
         while True:
-            with self._changed:
-                for child in list(self._children.values()):
-                    self._attend(child)
-                if self._closed and all(child.ended for child in self._children.values()):
+            try:
+                if self._tick():
                     return
-                ended = [child for child in self._children.values() if child.status == "running" and _reap(child)]
-                if not ended:
-                    self._changed.wait(_POLL_S)
-            for child in ended:
-                # Outside the lock: `is_over` may read a slow store.
-                over = self._is_over(child)
-                with self._changed:
-                    self._conclude(child, over)
-                    self._changed.notify_all()
+            except Exception:  # noqa: BLE001 - the worker loop: a fault that nobody foresaw must not kill all children
+                log.exception("watching the child processes failed, and goes on")
+                time.sleep(_POLL_S)
+
+    def _tick(self) -> bool:
+        """Start what is due, and notice what has ended. True: closed, and nothing is left to watch."""
+        with self._changed:
+            for child in list(self._children.values()):
+                self._attend(child)
+            if self._closed and all(child.ended for child in self._children.values()):
+                return True
+            ended = [child for child in self._children.values() if child.status == "running" and _reap(child)]
+            if not ended:
+                self._changed.wait(_POLL_S)
+        for child in ended:
+            # Outside the lock: `is_over` may read a slow store.
+            over = self._is_over(child)
+            with self._changed:
+                self._conclude(child, over)
+                self._changed.notify_all()
+        return False
 
     def _attend(self, child: _Child) -> None:
         if child.status not in ("starting", "waiting"):
