@@ -160,8 +160,12 @@ def test_an_older_date_is_refused(tmp_path: Path, root: LocalStorage) -> None:
 
 def test_a_limit_that_is_passed_names_what_was_waited_for(tmp_path: Path) -> None:
     config = cycle_config(tmp_path, server=False, train_daily_s=0.0)
-    with LocalCycle(config, poll_s=0.05) as cycle, pytest.raises(DeadlineError, match="train_daily of 20240101"):
-        cycle.run_date(DAY1)
+    with LocalCycle(config, poll_s=0.05) as cycle:
+        with pytest.raises(DeadlineError, match="train_daily of 20240101"):
+            cycle.run_date(DAY1)
+        state = cycle.children.state(child_name(StepName.TRAIN_DAILY, DAY1))
+        assert state is not None
+        assert state.status == "stopped"
 
 
 def test_without_confirmation_the_predecessor_trains_on(tmp_path: Path, root: LocalStorage, events: Path) -> None:

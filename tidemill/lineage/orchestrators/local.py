@@ -113,7 +113,11 @@ class LocalCycle:
         return self._children
 
     def __enter__(self) -> LocalCycle:
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
@@ -209,7 +213,11 @@ class LocalCycle:
         child = child_name(name, date)
         event("cycle.step", step=name, date=date, state="started")
         self.children.start(ChildSpec(child, argv, self._restarts(), is_over=lambda code: code not in (75, -9, -15)))
-        self._wait_until(lambda: self._has_ended(child), limit_s, f"{name} of {date}")
+        try:
+            self._wait_until(lambda: self._has_ended(child), limit_s, f"{name} of {date}")
+        except DeadlineError:
+            self.children.stop(child, deadline_s=self.config.limits.stop_s)
+            raise
         if not self._is_done(name, date):
             state = self.children.state(child)
             code = state.exit_code if state else None
