@@ -69,4 +69,4 @@ def test_an_afternoon_of_clicks_is_learned():
     best = AUC(2000)
     best.update(Scored(truth["true_probability"].to_numpy(), truth["click"].to_numpy(), np.ones(len(truth))))
     # On rows that it hadn't been trained on yet, well on the way from a guess (0.5) to what nobody can beat.
-    assert seen.compute() > 0.5 + 0.3 * (best.compute() - 0.5), (seen.compute(), best.compute())
+    assert seen.compute() > 0.5 + 0.6 * (best.compute() - 0.5), (seen.compute(), best.compute())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -53,6 +55,7 @@ def start_runtime(timeout_s: float, place: Place | None = None, num_threads: int
     `timeout_s` bounds every collective. `num_threads` of torch, by default this process's share of the cores less one for readers.
     Collective: every rank must call. Raises PeerLostError if the others don't come.
     """
+    _quieten()
     place = place or _environment_place()
     local_world_size = place.local_world_size if place else 1
     torch.set_num_threads(num_threads or max(1, len(os.sched_getaffinity(0)) // local_world_size - 1))
@@ -84,6 +87,13 @@ def translate_peer_errors(waited_for: str) -> Iterator[None]:
         if "gloo" not in str(error) and "Timed out" not in str(error):
             raise
         raise PeerLostError(f"waited for {waited_for}: {error}") from error
+
+
+def _quieten() -> None:
+    """Keep what torch and TorchRec say about each other's interfaces off people's terminals; none of it can be acted upon here."""
+    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
+    for module in (r"torchrec\.", r"torch\.distributed\."):
+        warnings.filterwarnings("ignore", category=FutureWarning, module=module)
 
 
 def _environment_place() -> Place | None:

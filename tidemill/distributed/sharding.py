@@ -23,7 +23,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 from tidemill.config.optimizer import SparseOptimizer
 from tidemill.distributed.fused import fused_parameters, initial_accumulator
 from tidemill.distributed.initial import fill_initial
-from tidemill.distributed.runtime import Runtime
+from tidemill.distributed.runtime import Runtime, translate_peer_errors
 
 Sharding = Literal["row_wise", "table_wise"]
 LookupCallback = Callable[[str, Tensor], None]
@@ -119,15 +119,16 @@ def shard(model: nn.Module, runtime: Runtime, optimizer: SparseOptimizer, shardi
     """
     fused = fused_parameters(optimizer, runtime.device)
     sharders: list[ModuleSharder[nn.Module]] = [PooledSharder(dict(fused)), EmbeddingCollectionSharder(dict(fused))]
-    parallel = DistributedModelParallel(
-        model,
-        env=ShardingEnv.from_process_group(runtime.main),
-        device=runtime.device,
-        plan=_plan(model, runtime, sharders, sharding),
-        sharders=sharders,
-        # A single process has nobody to average gradients with.
-        init_data_parallel=runtime.world_size > 1,
-    )
+    with translate_peer_errors(f"all ranks to shard the model (rank {runtime.rank})"):
+        parallel = DistributedModelParallel(
+            model,
+            env=ShardingEnv.from_process_group(runtime.main),
+            device=runtime.device,
+            plan=_plan(model, runtime, sharders, sharding),
+            sharders=sharders,
+            # A single process has nobody to average gradients with.
+            init_data_parallel=runtime.world_size > 1,
+        )
     parallel.to(runtime.device)
     sharded = ShardedModel(parallel, runtime)
     sizes = {table.name: table.num_embeddings for lookup in sharded._lookups for table in lookup.config.embedding_tables}

@@ -169,6 +169,19 @@ def check_rows_are_independent(runtime: Runtime, config: ModelConfig) -> None:
     np.testing.assert_allclose(alone, step.scores(full)["probs"][4:12], rtol=0, atol=1e-6)
 
 
+def scores_after_training(runtime: Runtime, config: ModelConfig, sharding: Sharding) -> np.ndarray:
+    """Scores of one batch after five steps, of which this rank trained its part.
+
+    The same for all world sizes and shardings, but for rounding. Collective.
+    """
+    settings = ContractSettings(sharding=sharding, dense={"sgd_optimizer": {"lr": 0.1}})
+    step, _, _ = contract_step(runtime, build_model(config, contract_features(), seed=3), settings)
+    for seed in range(5):
+        batch = random_batch(seed, 48)
+        step(split_batch(batch, runtime.world_size)[runtime.rank], float(batch.weights.sum()))
+    return step.scores(random_batch(99, 24))["probs"]
+
+
 def check_exports(config: ModelConfig, num_rows: Sequence[int] = (1, 2, 50, 333)) -> None:
     """The exported graph gives the program's outputs, bit for bit, for any number of rows."""
     model = build_model(config, contract_features(), seed=3)
