@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +20,8 @@ from tidemill.contracts.checkpoint import CheckpointManifest, CheckpointPart, Pa
 from tidemill.contracts.files import FileEntry, TableFile, TableSpec
 from tidemill.contracts.progress import DataloaderState
 from tidemill.data.progress import merge_states
-from tidemill.errors import DeadlineError, StorageError
-from tidemill.lineage.terms import require_unfenced
+from tidemill.errors import CheckpointError, DeadlineError, StorageError
+from tidemill.lineage.terms import Writer, require_unfenced
 from tidemill.storage.arrays import StoredFile, write_arrays
 from tidemill.storage.base import Storage
 from tidemill.storage.commit import create_once
@@ -32,14 +32,9 @@ from tidemill.workers import BackgroundWorker
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Writer:
-    """Who writes: one rank of one run, under one term."""
-
-    term: int
-    run_id: str
-    rank: int
-    world_size: int
+_TRIES = 3
+"""How often a rank tries to write its part; the others would wait for it in vain."""
+_RETRY_PAUSE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +112,7 @@ class CheckpointManager:
         started = self._clock.monotonic()
         step = job.capture.step
         try:
-            self._write_part(job)
+            self._write_part_patiently(job)
             if self._writer.rank == 0:
                 self._commit(job)
         except (StorageError, DeadlineError) as error:
@@ -133,6 +128,18 @@ class CheckpointManager:
     def _folder(self, job: _Job) -> str:
         # The number keeps a second save at the same step away from the parts of the first.
         return f"{layout.checkpoint_files(job.capture.step, self._writer.term)}/{job.number:06d}"
+
+    def _write_part_patiently(self, job: _Job) -> None:
+        for attempt in range(1, _TRIES + 1):
+            try:
+                return self._write_part(job)
+            except StorageError as error:
+                if attempt == _TRIES or not error.retryable:
+                    raise
+                log.warning("checkpoint at step %d: rank %d tries again: %s", job.capture.step, self._writer.rank, error)
+            # The same keys and bytes again, so a write whose outcome is unknown does no harm.
+            self._clock.sleep(_RETRY_PAUSE_S)
+        raise AssertionError("the last try returns or raises")
 
     def _write_part(self, job: _Job) -> None:
         capture, rank = job.capture, self._writer.rank
@@ -169,6 +176,8 @@ class CheckpointManager:
         arrays: dict[str, np.ndarray] = {}
         values: dict[str, Any] = {}
         for owner, fields in state.items():
+            if "/" in owner:
+                raise ValueError(f"state owner {owner!r}: '/' separates owner and array in the file")
             arrays |= {f"{owner}/{name}": value for name, value in fields.items() if isinstance(value, np.ndarray)}
             values[owner] = {name: value for name, value in fields.items() if not isinstance(value, np.ndarray)}
         stored = _entry(write_arrays(self._storage, key, arrays)) if arrays else None
@@ -179,6 +188,7 @@ class CheckpointManager:
         folder = self._folder(job)
         documents = await_parts(self._storage, folder, writer.world_size, self._part_timeout_s, self._clock)
         parts = [CheckpointPart.parse(document, where=f"{folder} part {n}") for n, document in enumerate(documents)]
+        _require_all_rows(self._tables, [file for part in parts for file in part.table_files])
         dataloader_state = DataloaderState(
             passes_completed=int(capture.shared_state.get("passes_completed", 0)),
             splits=merge_states(part.splits for part in parts),
@@ -209,12 +219,29 @@ class CheckpointManager:
         key = layout.checkpoint_manifest(capture.step, writer.term)
         require_unfenced(self._storage, writer.term)
         if not create_once(self._storage, key, manifest.to_bytes(), clock=self._clock):
-            raise StorageError(f"{self._storage.url}/{key} is there already, with other bytes; nothing was replaced")
+            manifest = self._own_earlier(key)
         self._newest = (key, manifest)
+
+    def _own_earlier(self, key: str) -> CheckpointManifest:
+        """What holds the key: this run's earlier save of the same step, of which the store had said that it failed, is as good."""
+        earlier = CheckpointManifest.parse(self._storage.read(key), where=f"{self._storage.url}/{key}")
+        if earlier.run_id != self._writer.run_id:
+            raise StorageError(f"{self._storage.url}/{key} is of run {earlier.run_id}; nothing was replaced")
+        return earlier
 
     def _write_bytes(self, key: str, data: bytes) -> FileEntry:
         self._storage.write(key, data)
         return FileEntry(key=key, size=len(data), sha256=hashlib.sha256(data).hexdigest())
+
+
+def _require_all_rows(tables: Sequence[TableSpec], files: Sequence[TableFile]) -> None:
+    """Raises CheckpointError if the parts don't hold every row of every table exactly once: they could never be restored."""
+    for table in tables:
+        ranges = sorted((file.row_start or 0, file.row_stop or 0) for file in files if file.table == table.name)
+        held = [(start, stop) for start, stop in ranges if start < stop]
+        edges = [0, *(stop for _, stop in held)]
+        if edges[:-1] != [start for start, _ in held] or edges[-1] != table.num_embeddings:
+            raise CheckpointError(f"table {table.name!r}: the ranks hold rows {held}, not [0, {table.num_embeddings})")
 
 
 def _entry(stored: StoredFile) -> FileEntry:

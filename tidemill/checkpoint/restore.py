@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from tidemill import logs
 from tidemill.contracts import layout
 from tidemill.contracts.checkpoint import CheckpointManifest, RankState
-from tidemill.contracts.files import FileEntry, TableFile
+from tidemill.contracts.files import FileEntry, TableFile, TableSpec
 from tidemill.contracts.progress import DataloaderState
 from tidemill.distributed.sharding import LocalShard
 from tidemill.errors import CheckpointError, CorruptError, NotFoundError
@@ -26,51 +27,79 @@ log = logging.getLogger(__name__)
 def latest_checkpoint(storage: Storage) -> tuple[str, CheckpointManifest] | None:
     """Key and manifest of the newest whole checkpoint of a folder, by (term, step); None if there is none.
 
-    One whose manifest is torn, or which lacks a file, is named in the log and skipped.
+    One whose manifest is torn or missing, or which lacks a file, is named in the log and skipped.
     """
     found = {info.key: info.size for info in storage.list("model.ckpt-")}
-    candidates = [(at[1], at[0], key) for key in found if (at := layout.checkpoint_of_manifest(key)) is not None]
-    for _, _, key in sorted(candidates, reverse=True):
-        manifest = _whole(storage, key, found)
-        if manifest is not None:
-            return key, manifest
-    return None
+    manifests = checkpoint_keys(found)
+    _name_unfinished(storage, found, manifests.values())
+    return _newest_whole(storage, manifests, found)
 
 
 def read_checkpoint(storage: Storage, step: int | None = None) -> tuple[str, CheckpointManifest]:
     """The newest checkpoint, or the newest of a step. Raises CheckpointError if there is none."""
     if step is None:
         newest = latest_checkpoint(storage)
-        if newest is None:
-            raise CheckpointError(f"{storage.url}: no whole checkpoint (model.ckpt-N/manifest-*.json)")
-        return newest
-    found = {info.key: info.size for info in storage.list(f"{layout.checkpoint(step)}/")}
-    for key in sorted((key for key in found if layout.checkpoint_of_manifest(key)), reverse=True):
-        manifest = _whole(storage, key, found)
-        if manifest is not None:
-            return key, manifest
-    raise CheckpointError(f"{storage.url}: no whole checkpoint of step {step}")
+    else:
+        found = {info.key: info.size for info in storage.list(f"{layout.checkpoint(step)}/")}
+        newest = _newest_whole(storage, checkpoint_keys(found), found)
+    if newest is None:
+        of_step = "" if step is None else f" of step {step}"
+        raise CheckpointError(f"{storage.url}: no whole checkpoint{of_step} (model.ckpt-N/manifest-*.json)")
+    return newest
 
 
-def restore_tables(storage: Storage, manifest: CheckpointManifest, shards: Sequence[LocalShard], *, optimizer: bool = True) -> None:
-    """Fill live shards with the checkpoint's rows, and their optimizer state. Every row is checked against its file's hash.
+def checkpoint_keys(keys: Iterable[str]) -> dict[tuple[int, int], str]:
+    """(term, step) -> key, of the manifests among the keys."""
+    return {(at[1], at[0]): key for key in keys if (at := layout.checkpoint_of_manifest(key)) is not None}
 
-    Raises CheckpointError naming table and shape if the model's tables aren't the checkpoint's.
+
+def whole_checkpoint(storage: Storage, key: str, found: Mapping[str, int]) -> CheckpointManifest | None:
+    """The manifest, if it is one and all its files are there with their sizes; else None, and the log says what is wrong.
+
+    `found`: size by key of what is there. Contents are checked when they are read.
+    """
+    try:
+        manifest = CheckpointManifest.parse(storage.read(key), where=f"{storage.url}/{key}")
+    except (CorruptError, NotFoundError) as error:
+        _skip(key, str(error))
+        return None
+    if layout.checkpoint_manifest(manifest.step, manifest.term) != key:
+        _skip(key, f"{storage.url}/{key} is the manifest of step {manifest.step}, term {manifest.term}")
+        return None
+    missing = [entry.key for entry in manifest.all_files if found.get(entry.key) != entry.size]
+    if missing:
+        _skip(key, f"{storage.url}/{key}: {missing[0]} is missing or has another size")
+        return None
+    return manifest
+
+
+def restore_tables(
+    storage: Storage,
+    manifest: CheckpointManifest,
+    shards: Sequence[LocalShard],
+    *,
+    optimizer: bool = True,
+    tables: Sequence[TableSpec] = (),
+) -> None:
+    """Fill live shards with the checkpoint's rows, and their optimizer state. Every file is checked against its hash.
+
+    `tables`: all tables of the model, if a table whose number of rows has shrunk is to be refused too. Raises CheckpointError
+    naming the table if tables or optimizer aren't the checkpoint's, CorruptError naming the file if its bytes have changed.
     """
     specs = {spec.name: spec for spec in manifest.tables}
+    for table in tables:
+        spec = specs.get(table.name)
+        if spec is not None and spec.num_embeddings != table.num_embeddings:
+            sizes = f"{spec.num_embeddings} rows in the checkpoint, {table.num_embeddings} in the model"
+            raise CheckpointError(f"{storage.url}: table {table.name!r} has {sizes}")
     for shard in shards:
-        spec = specs.get(shard.table)
-        if spec is None:
-            raise CheckpointError(f"{storage.url}: step {manifest.step} has no table {shard.table!r}; it has {sorted(specs)}")
-        if shard.row_stop > spec.num_embeddings or shard.weight.shape[1] != spec.embedding_dim:
-            raise CheckpointError(
-                f"{storage.url}: table {shard.table!r} is {spec.num_embeddings} x {spec.embedding_dim} in the checkpoint,"
-                f" the model wants rows to {shard.row_stop} x {shard.weight.shape[1]}"
-            )
-        _fill(shard.weight, _rows(storage, manifest.table_files, shard, "weight"))
-        if optimizer:
+        _require_fitting(storage, manifest, specs.get(shard.table), shard)
+        weights = _overlapping(storage, manifest.table_files, shard.table, shard.row_start, shard.row_stop)
+        _fill(storage, shard, "weight", shard.weight, weights)
+        if optimizer and shard.optimizer:
+            states = _overlapping(storage, manifest.optimizer_files, shard.table, shard.row_start, shard.row_stop)
             for name, live in shard.optimizer.items():
-                _fill(live, _rows(storage, manifest.optimizer_files, shard, name))
+                _fill(storage, shard, name, live, states)
 
 
 def read_table(storage: Storage, manifest: CheckpointManifest, table: str, tensor: str = "weight") -> np.ndarray:
@@ -91,9 +120,14 @@ def read_file(storage: Storage, manifest: CheckpointManifest, name: str) -> dict
 
 
 def read_dataloader_state(storage: Storage, manifest: CheckpointManifest) -> DataloaderState:
-    """Where the data stood."""
-    entry = manifest.files["dataloader_state"]
-    return DataloaderState.parse(storage.read(entry.key), where=f"{storage.url}/{entry.key}")
+    """Where the data stood; checked against its hash."""
+    entry = manifest.files.get("dataloader_state")
+    if entry is None:
+        raise CheckpointError(f"{storage.url}: step {manifest.step} has no dataloader_state file")
+    data = storage.read(entry.key)
+    if len(data) != entry.size or hashlib.sha256(data).hexdigest() != entry.sha256:
+        raise CorruptError(f"{entry.key!r} in {storage.url}: its bytes aren't those that its manifest lists")
+    return DataloaderState.parse(data, where=f"{storage.url}/{entry.key}")
 
 
 def read_rank_states(storage: Storage, manifest: CheckpointManifest) -> list[dict[str, dict[str, Any]]]:
@@ -111,24 +145,37 @@ def _rank_state(storage: Storage, state: RankState) -> dict[str, dict[str, Any]]
     return owners
 
 
-def _whole(storage: Storage, key: str, found: dict[str, int]) -> CheckpointManifest | None:
-    try:
-        manifest = CheckpointManifest.parse(storage.read(key), where=f"{storage.url}/{key}")
-    except (CorruptError, NotFoundError) as error:
-        log.warning("checkpoint skipped: %s", error)
-        logs.event("checkpoint.skipped", key=key, error=str(error))
-        return None
-    missing = [entry.key for entry in manifest.all_files if found.get(entry.key) != entry.size]
-    if missing:
-        log.warning("checkpoint %s/%s skipped: %s is missing or has another size", storage.url, key, missing[0])
-        logs.event("checkpoint.skipped", key=key, error=f"{missing[0]} is missing or has another size")
-        return None
-    return manifest
+def _newest_whole(
+    storage: Storage, manifests: Mapping[tuple[int, int], str], found: Mapping[str, int]
+) -> tuple[str, CheckpointManifest] | None:
+    for checkpoint in sorted(manifests, reverse=True):
+        manifest = whole_checkpoint(storage, manifests[checkpoint], found)
+        if manifest is not None:
+            return manifests[checkpoint], manifest
+    return None
 
 
-def _rows(storage: Storage, files: Iterable[TableFile], shard: LocalShard, tensor: str) -> np.ndarray:
-    shards = _overlapping(storage, files, shard.table, shard.row_start, shard.row_stop)
-    return assemble(shards, shard.table, tensor, shard.row_start, shard.row_stop)
+def _name_unfinished(storage: Storage, found: Iterable[str], manifests: Iterable[str]) -> None:
+    """Say which folders look like checkpoints and aren't."""
+    folders = {key.partition("/")[0] for key in found} - {key.partition("/")[0] for key in manifests}
+    for folder in sorted(folders):
+        _skip(folder, f"{storage.url}/{folder} has no manifest: its save was never finished, or it isn't one of ours")
+
+
+def _skip(key: str, why: str) -> None:
+    log.warning("checkpoint skipped: %s", why)
+    logs.event("checkpoint.skipped", key=key, error=why)
+
+
+def _require_fitting(storage: Storage, manifest: CheckpointManifest, spec: TableSpec | None, shard: LocalShard) -> None:
+    if spec is None:
+        names = sorted(table.name for table in manifest.tables)
+        raise CheckpointError(f"{storage.url}: step {manifest.step} has no table {shard.table!r}; it has {names}")
+    if shard.row_stop > spec.num_embeddings or shard.weight.shape[1] != spec.embedding_dim:
+        raise CheckpointError(
+            f"{storage.url}: table {shard.table!r} is {spec.num_embeddings} x {spec.embedding_dim} in the checkpoint,"
+            f" the model wants rows to {shard.row_stop} x {shard.weight.shape[1]}"
+        )
 
 
 def _overlapping(storage: Storage, files: Iterable[TableFile], table: str, start: int, stop: int) -> list[TableShard]:
@@ -145,6 +192,18 @@ def _read(storage: Storage, entry: FileEntry) -> list[TableShard]:
     return read_shards(storage, entry.key, sha256=entry.sha256, size=entry.size)
 
 
-def _fill(live: torch.Tensor, rows: np.ndarray) -> None:
+def _fill(storage: Storage, shard: LocalShard, tensor: str, live: torch.Tensor, saved: Sequence[TableShard]) -> None:
+    if shard.row_start == shard.row_stop:
+        return
+    if not any(tensor in part.tensors for part in saved):
+        raise CheckpointError(
+            f"{storage.url}: the checkpoint has no {tensor} of table {shard.table!r}; was it trained with another optimizer?"
+        )
+    rows = torch.from_numpy(assemble(saved, shard.table, tensor, shard.row_start, shard.row_stop))
+    if rows.numel() != live.numel() or rows.dtype != live.dtype:
+        raise CheckpointError(
+            f"{storage.url}: {tensor} of table {shard.table!r} is {rows.dtype} {tuple(rows.shape)} in the checkpoint,"
+            f" the model wants {live.dtype} {tuple(live.shape)}"
+        )
     with torch.no_grad():
-        live.copy_(torch.from_numpy(rows).reshape(live.shape))
+        live.copy_(rows.reshape(live.shape))

@@ -33,6 +33,7 @@ UNFINISHED_OUTPUT = "_temporary"
 """Folder of parts that aren't committed; readers of tables don't look into names that start with "_"."""
 
 _CHECKPOINT_MANIFEST = re.compile(r"^model\.ckpt-(\d+)/manifest-(\d+)\.json$")
+_CHECKPOINT_FILE = re.compile(r"^model\.ckpt-(\d+)/(\d+)/")
 _RELEASE = re.compile(r"^releases/(\d+)\.json$")
 _TERM = re.compile(r"^terms/(\d+)\.json$")
 _DEPLOYMENT = re.compile(r"^deployments/(\d+)\.json$")
@@ -108,6 +109,12 @@ def checkpoint_manifest(step: int, term: int) -> str:
 def checkpoint_of_manifest(key: str) -> tuple[int, int] | None:
     """(step, term) of a checkpoint manifest's key; None for any other key."""
     match = _CHECKPOINT_MANIFEST.match(key)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def checkpoint_of_file(key: str) -> tuple[int, int] | None:
+    """(step, term) of the checkpoint that a file was written for; None for a manifest and any other key."""
+    match = _CHECKPOINT_FILE.match(key)
     return (int(match[1]), int(match[2])) if match else None
 
 
