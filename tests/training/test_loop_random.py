@@ -106,7 +106,7 @@ def check_one_rank(rank: Rank, script: list[Event]) -> None:
         assert (after.number, after.first_step) == (before.number + 1, before.last_step)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_all_ranks_decide_the_same_and_no_row_is_lost(data):
     made = data.draw(scripts())
@@ -123,7 +123,7 @@ def test_all_ranks_decide_the_same_and_no_row_is_lost(data):
     assert len({rank.outcome for rank in ranks}) == 1
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_a_failing_rank_takes_all_others_with_it_at_the_same_step(data):
     made = data.draw(scripts(stops=()))

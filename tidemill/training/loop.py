@@ -14,7 +14,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import zip_longest
 from typing import Protocol
 
@@ -156,8 +156,8 @@ class Duties:
         return [duty for duty in (self.checkpoint, self.cut, self.report, self.evaluate) if duty is not None]
 
     def name(self, duty: Duty) -> str:
-        """What people call it."""
-        return {id(self.checkpoint): "checkpoint", id(self.cut): "release", id(self.evaluate): "evaluation"}.get(id(duty), "report")
+        """Which one of them a duty is."""
+        return next(field.name for field in fields(self) if getattr(self, field.name) is duty)
 
 
 @dataclass(frozen=True, slots=True)

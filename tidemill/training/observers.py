@@ -23,13 +23,18 @@ class StepLog:
 
     def __init__(self, path: Path, *, clock: Clock | None = None) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._clock = clock or SystemClock()
 
     def entering(self, step: int, provenance: Provenance) -> None:
         runs = [(r.split.kind, r.split.name, r.start, r.stop, r.rows, r.stride, r.gap) for r in provenance.runs]
         line = {"step": step, "at": self._clock.time(), "runs": runs}
-        os.write(self._fd, orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
+        data = orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
+        written = os.write(self._fd, data)
+        if written != len(data):
+            # A second write for the rest could leave a line in two pieces, with another's between them.
+            raise OSError(f"{self._path}: only {written} of {len(data)} bytes of step {step} were written; is the disk full?")
 
     def trained(self, step: int, delivery: Delivery[Batch], outputs: dict[str, np.ndarray]) -> None:
         return
@@ -41,8 +46,9 @@ class StepLog:
 class ScoreLog:
     """`scores-<rank>.arrows`: an Arrow IPC stream of each row's score as it was before the row was trained on.
 
-    Columns: step (int64), score (float32), label (float32), and the batch's extras as they came. Rows are gathered and written about
-    once a second; what a killed process had not written is lost, which only a later step of the same rows can replace.
+    Columns: step (int64), score (float32), label (float32), and the batch's extras, with the types that they had first. Rows are
+    gathered, and written when a batch comes a second after the last write; what a killed process had not written is lost, which
+    only a later step of the same rows can replace.
     """
 
     FLUSH_S = 1.0
@@ -54,6 +60,7 @@ class ScoreLog:
         self._output = output
         self._clock = clock or SystemClock()
         self._writer: pa.RecordBatchStreamWriter | None = None
+        self._schema: pa.Schema | None = None
         self._rows: list[pa.RecordBatch] = []
         self._flushed_at = self._clock.monotonic()
 
@@ -79,9 +86,11 @@ class ScoreLog:
         if not self._rows:
             return
         if self._writer is None:
-            self._writer = pa.ipc.new_stream(self._file, self._rows[0].schema)
+            self._schema = self._rows[0].schema
+            self._writer = pa.ipc.new_stream(self._file, self._schema)
         for rows in self._rows:
-            self._writer.write_batch(rows)
+            # A column without a value in one batch, say, has another type there, and a stream has one schema.
+            self._writer.write_batch(rows if rows.schema.equals(self._schema) else rows.cast(self._schema))
         self._rows.clear()
         self._file.flush()
 
@@ -93,12 +102,14 @@ class ScoreLog:
 
 
 def read_scores(path: Path) -> pa.Table | None:
-    """All whole batches of a score log, also of one that a killed process left open; None if it holds none."""
+    """All whole batches of a score log, also of one that a killed process left open; None if it holds none, or isn't there."""
+    if not path.exists():
+        return None
     batches: list[pa.RecordBatch] = []
-    try:
-        with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as stream:
-            batches.extend(stream)
-    except (pa.ArrowInvalid, OSError):
-        # The stream ends in the middle of a batch: the process was killed while it wrote.
-        pass
+    with path.open("rb") as file:
+        try:
+            batches.extend(pa.ipc.open_stream(file))
+        except (pa.ArrowInvalid, OSError):
+            # The stream ends in the middle of a batch: the process was killed while it wrote.
+            pass
     return pa.Table.from_batches(batches) if batches else None
