@@ -118,7 +118,8 @@ def test_of_a_torn_log_all_whole_batches_are_read(tmp_path, clock):
         ends.append(path.stat().st_size)
     log.close()
     whole, torn = path.read_bytes(), tmp_path / "torn.arrows"
-    for size in range(len(whole) + 1):
+    near = {end + off for end in ends for off in (-1, 0, 1)}
+    for size in sorted(near | {*range(0, len(whole), 13), len(whole)}):
         torn.write_bytes(whole[:size])
         table = read_scores(torn)
         expected = sum(end <= size for end in ends)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -106,10 +107,7 @@ def read_scores(path: Path) -> pa.Table | None:
     if not path.exists():
         return None
     batches: list[pa.RecordBatch] = []
-    with path.open("rb") as file:
-        try:
-            batches.extend(pa.ipc.open_stream(file))
-        except (pa.ArrowInvalid, OSError):
-            # The stream ends in the middle of a batch: the process was killed while it wrote.
-            pass
+    # A killed process leaves a stream that ends in the middle of a batch.
+    with path.open("rb") as file, suppress(pa.ArrowInvalid, OSError):
+        batches.extend(pa.ipc.open_stream(file))
     return pa.Table.from_batches(batches) if batches else None
