@@ -9,6 +9,7 @@ import typer
 from tidemill import logs
 from tidemill.cli import config, cycle
 from tidemill.cli.broker import broker
+from tidemill.cli.demo import demo
 from tidemill.cli.evaluate import evaluate
 from tidemill.cli.export import export
 from tidemill.cli.inspect import inspect
@@ -34,6 +35,7 @@ app.command()(broker)
 app.command()(inspect)
 app.command()(verify)
 app.command()(trace)
+app.command()(demo)
 app.add_typer(config.app, name="config", help="Check and explain pipeline configs.")
 app.add_typer(cycle.app, name="cycle", help="Run the daily cycle.")
 

@@ -73,6 +73,8 @@ class ServingTarget(Config):
     """The local supervisor runs a server on this port; not given: servers run elsewhere."""
     host: str = "127.0.0.1"
     """Address of that server."""
+    options: tuple[str, ...] = ()
+    """Further options of `tidemill serve` for that server, such as `--poll-interval=0.2`."""
 
 
 class Limits(Config):
@@ -337,7 +339,9 @@ def serve_command(config: CycleConfig) -> list[str]:
     """The command of the server that follows the root."""
     serving = config.serving
     argv = [*_launcher(config.launcher), "serve", config.root, f"--host={serving.host}", f"--port={serving.port or 0}"]
-    return [*argv, f"--model-name={serving.model_name}"] if serving.model_name else argv
+    if serving.model_name:
+        argv.append(f"--model-name={serving.model_name}")
+    return [*argv, *serving.options]
 
 
 def shell_line(argv: Sequence[str]) -> str:

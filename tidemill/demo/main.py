@@ -1,0 +1,89 @@
+"""One demo from its options to its report."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+
+from tidemill import logs
+from tidemill.demo.director import Director, StopRequestedError
+from tidemill.demo.folder import claim
+from tidemill.demo.plan import demo_plan
+from tidemill.demo.summary import summary
+from tidemill.errors import TidemillError
+
+
+@dataclass(frozen=True, slots=True)
+class DemoSettings:
+    """What the command line asks for."""
+
+    fast: bool = False
+    chaos: bool = False
+    seed: int = 1
+    folder: Path = Path("demo-run")
+    report: Path = Path("demo-report")
+
+
+def run_demo(settings: DemoSettings, say: Callable[[str], None] = print) -> int:
+    """Play, report, and return the exit code: 0 if all is as it must be, 1 if not, 130 if it was stopped.
+
+    Raises ConfigError for a folder that isn't a demo's.
+    """
+    began = time.time()
+    folder = claim(settings.folder)
+    plan = demo_plan(fast=settings.fast, chaos=settings.chaos)
+    sink = logs.EventLog(folder.logs / "demo-events.jsonl")
+    logs.send_events_to(sink)
+    director = Director(plan, settings.seed, folder, say)
+    error: TidemillError | None = None
+    try:
+        with _stopped_by_signals(director.stop):
+            try:
+                director.run()
+            except TidemillError as problem:
+                error = problem
+                say(f"{'stopped' if isinstance(problem, StopRequestedError) else 'error'}: {problem}")
+            good = write_report(director, settings.report, began, error, say)
+    finally:
+        logs.send_events_to(None)
+        sink.close()
+    if isinstance(error, StopRequestedError):
+        return error.exit_code
+    return 0 if good else 1
+
+
+def write_report(director: Director, folder: Path, began: float, error: TidemillError | None, say: Callable[[str], None]) -> bool:
+    """Measure, write report.json and series.json into `folder`, and say the summary. Returns whether all is as it must be."""
+    from tidemill.demo import analysis
+
+    findings = analysis.analyse(director)
+    text = None if error is None else f"{type(error).__name__}: {error}"
+    report = analysis.report(director, findings, wall_s=time.time() - began, error=text)
+    folder.mkdir(parents=True, exist_ok=True)
+    options = orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
+    (folder / "report.json").write_bytes(orjson.dumps(report, option=options))
+    (folder / "series.json").write_bytes(orjson.dumps(analysis.series(director, findings), option=options))
+    say("")
+    say(summary(report))
+    return bool(report["ok"])
+
+
+@contextmanager
+def _stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda *_: stop()) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
