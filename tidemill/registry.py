@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib
 from importlib.metadata import entry_points
+from typing import Any
 
 from tidemill.errors import ConfigError
 
@@ -53,6 +54,11 @@ def resolve(family: str, kind: str) -> type:
     near = difflib.get_close_matches(kind, known, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise ConfigError(f"unknown {family} {kind!r}{hint} Known: {', '.join(known)}".replace("?. Known", "? Known"))
+
+
+def component_config(family: str, kind: str) -> Any:
+    """The config class that stands beside the class of a kind: what a pipeline config asks for by name. Raises like `resolve`."""
+    return resolve(family, kind).Config  # type: ignore[attr-defined]
 
 
 def _family(family: str) -> dict[str, str]:

@@ -21,7 +21,26 @@ from tidemill.errors import ConfigError
 
 TEXT = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=8)
 WORDS = st.sampled_from(
-    ["1e-3", "yes", "on", "null", "010", "1:30", "~", "2024-01-02", "0x1f", "true", ".5", "# x", "a: b", "", "\x1d"]
+    [
+        "1e-3",
+        "yes",
+        "on",
+        "null",
+        "010",
+        "1:30",
+        "~",
+        "2024-01-02",
+        "0x1f",
+        "true",
+        ".5",
+        "# x",
+        "a: b",
+        "",
+        "\x1d",
+        "\x85",
+        "a\u2028b",
+        "\u2029",
+    ]
 )
 
 
@@ -93,6 +112,10 @@ def test_secrets_in_addresses_are_not_dumped(load, small):
         ("kafka://h:1/?group.id=g", "not of the form"),
         ("http://h:1/t?group.id=g", "not of the form"),
         ("kafka://h:1/t?group.id=g&start.timestamp.ms=-1", "start.timestamp.ms must be an integer >= 0, got '-1'"),
+        ("kafka://h:1/t?group.id=g&x", "x has no value; write key=value"),
+        ("kafka:///t?group.id=g", "not of the form"),
+        ("kafka://h:1?group.id=g", "not of the form"),
+        ("kafka://h:1/t,?group.id=g", "a topic without a name"),
         ("kafka://h:1/t?group.id=g&sasl.password=a#b", "holds a '#'; write it as %23"),
     ],
 )
@@ -103,8 +126,20 @@ def test_wrong_kafka_addresses(uri, message):
 
 def test_a_kafka_address_is_a_section():
     kafka = parse_kafka_uri("kafka://h:1,i:2/t?group.id=g&start.timestamp.ms=5&fetch.min.bytes=1")
-    assert (kafka.brokers, kafka.topic, kafka.group_id, kafka.start_timestamp_ms) == ("h:1,i:2", "t", "g", 5)
+    assert (kafka.brokers, kafka.topic, kafka.group_id, kafka.start_timestamp_ms) == ("h:1,i:2", ("t",), "g", 5)
     assert (kafka.message_format, kafka.client) == ("arrow", {"fetch.min.bytes": "1"})
+
+
+def test_values_of_a_kafka_address_are_percent_decoded_and_nothing_else():
+    kafka = parse_kafka_uri("kafka://h:1/a,b?group.id=g&sasl.password=p%2B+%231&security.protocol=SSL")
+    assert kafka.topic == ("a", "b")
+    assert kafka.client == {"sasl.password": "p++#1", "security.protocol": "SSL"}
+
+
+@pytest.mark.parametrize("topic", ["a,b", ["a", "b"], "a, b"])
+def test_several_topics_are_a_list_or_separated_by_commas(load, small, topic):
+    small["data_config"] |= {"dataset_type": "KafkaDataset", "kafka": {"brokers": "h:1", "topic": topic}}
+    assert load(small).config.kafka.topic == ("a", "b")
 
 
 def test_the_start_margin_follows_from_the_event_time(load, small):

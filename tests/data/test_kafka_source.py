@@ -15,11 +15,12 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tidemill.config.data import KafkaConfig
 from tidemill.data.assignment import plan
 from tidemill.data.intervals import IntervalSet
 from tidemill.data.loader import Loader
 from tidemill.data.progress import Progress, verify_splits
-from tidemill.data.sources.kafka import ROW_BITS, KafkaConfig, KafkaSource, message_runs, parse_uri
+from tidemill.data.sources.kafka import ROW_BITS, KafkaSource, message_runs
 from tidemill.data.split import SplitId, positions
 from tidemill.errors import ConfigError, DataError, DeadlineError, SourceChangedError
 from tidemill.testing.broker import DevelopmentBroker
@@ -62,9 +63,9 @@ def produce(broker, topic, messages, *, partition=0, first_ms=1_000_000):
     assert producer.flush(DEADLINE_S) == 0
 
 
-def source(broker, topic, columns=None, boundary=None, **config):
-    config = {"topics": (topic,), "brokers": broker.bootstrap, "client": {"log_level": 0, "fetch.wait.max.ms": 10}, **config}
-    return KafkaSource(KafkaConfig(**config), columns or COLUMNS, boundary=boundary)
+def source(broker, topic, columns=None, start_at=None, event_time_column=None, **config):
+    config = {"topic": (topic,), "brokers": broker.bootstrap, "client": {"log_level": 0, "fetch.wait.max.ms": 10}, **config}
+    return KafkaSource(KafkaConfig(**config), columns or COLUMNS, event_time_column=event_time_column, start_at=start_at)
 
 
 class Run:
@@ -194,19 +195,18 @@ def test_wrong_type_is_poison_and_missing_column_is_null(broker, topic):
 
 
 @pytest.mark.parametrize(
-    ("config", "boundary", "expected"),
+    ("config", "start_at", "expected"),
     [
         ({}, None, [0, 1, 2, 3, 4, 5]),
         ({"start_timestamp_ms": 1_002_000}, None, [2, 3, 4, 5]),
         ({"start_timestamp_ms": 1_002_000}, 1004.0, [2, 3, 4, 5]),
         ({}, 1004.0, [4, 5]),
-        ({"start_margin_s": 2.0}, 1004.0, [2, 3, 4, 5]),
-        ({"event_time_column": "event_time"}, 1004.0, [0, 1, 2, 3, 4, 5]),
+        ({}, -600.0, [0, 1, 2, 3, 4, 5]),
     ],
 )
-def test_where_an_untouched_partition_starts(broker, topic, config, boundary, expected):
+def test_where_an_untouched_partition_starts(broker, topic, config, start_at, expected):
     produce(broker, topic, [row(i) for i in range(6)])
-    with Run(source(broker, topic, boundary=boundary, **config)) as run:
+    with Run(source(broker, topic, start_at=start_at, **config)) as run:
         assert run.train(count(len(expected))) == expected
 
 
@@ -229,7 +229,7 @@ def test_start_time_past_the_head_starts_at_the_end(broker, topic):
 
 def test_boundary_drops_rows_that_belong_to_the_table(broker, topic):
     produce(broker, topic, [row(i) for i in (3, 0, 4, 1, 5)], first_ms=2_000_000)
-    made = source(broker, topic, boundary=1003.0, event_time_column="event_time")
+    made = source(broker, topic, start_at=403.0, event_time_column="event_time")
     with Run(made, batch_size=3, drop_before=1003.0) as run:
         assert run.train(count(3)) == [3, 4, 5]
         assert run.loader.counts.dropped == 2
@@ -308,7 +308,7 @@ def test_two_topics_are_read_as_one(broker):
     names = [new_topic(broker), new_topic(broker)]
     for index, name in enumerate(names):
         produce(broker, name, [row(10 * index + i) for i in range(3)])
-    with Run(source(broker, "", topics=tuple(names)), batch_size=6) as run:
+    with Run(source(broker, ",".join(names)), batch_size=6) as run:
         assert sorted(run.train(count(6))) == [0, 1, 2, 10, 11, 12]
     assert set(run.progress.done) == {split_of(name) for name in names}
 
@@ -350,7 +350,7 @@ def test_topic_that_isnt_there_is_named(broker):
 
 
 def test_no_broker_is_an_error_after_the_deadline():
-    config = KafkaConfig(brokers="127.0.0.1:1", topics=("clicks",), connect_timeout_s=0.5, client={"log_level": 0})
+    config = KafkaConfig(brokers="127.0.0.1:1", topic=("clicks",), connect_timeout_s=0.5, client={"log_level": 0})
     made = KafkaSource(config, COLUMNS)
     with closing(made), pytest.raises(DeadlineError, match=r"127\.0\.0\.1:1: topic 'clicks': no answer within 0\.5 s"):
         made.discover()
@@ -391,22 +391,6 @@ def test_commits_the_first_offset_that_isnt_wholly_done(broker, topic):
                 time.sleep(0.02)
 
 
-def test_uri():
-    config = parse_uri("kafka://a:9092,b:9092/clicks?group.id=g&start.timestamp.ms=12&sasl.password=p%2B+#1&security.protocol=SSL")
-    assert config.brokers == "a:9092,b:9092"
-    assert config.topics == ("clicks",)
-    assert (config.group_id, config.start_timestamp_ms) == ("g", 12)
-    assert config.client == {"sasl.password": "p++#1", "security.protocol": "SSL"}
-
-
-@pytest.mark.parametrize(
-    "uri", ["http://a/b", "kafka:///t", "kafka://a:1", "kafka://a:1/", "kafka://a/t?start.timestamp.ms=-1", "kafka://a/t?x"]
-)
-def test_wrong_uri(uri):
-    with pytest.raises(ConfigError):
-        parse_uri(uri)
-
-
 @pytest.mark.parametrize(
     ("client", "match"),
     [
@@ -418,14 +402,14 @@ def test_wrong_uri(uri):
 )
 def test_client_settings_that_would_break_positions_are_refused(client, match):
     with pytest.raises(ConfigError, match=match):
-        KafkaSource(KafkaConfig(brokers="127.0.0.1:1", topics=("t",), client=client), COLUMNS).discover()
+        KafkaSource(KafkaConfig(brokers="127.0.0.1:1", topic=("t",), client=client), COLUMNS).discover()
 
 
 def test_json_needs_columns():
     with pytest.raises(ConfigError, match="columns"):
-        KafkaSource(KafkaConfig(brokers="127.0.0.1:1", topics=("t",)))
+        KafkaSource(KafkaConfig(brokers="127.0.0.1:1", topic=("t",)))
     with pytest.raises(ConfigError, match="'ts' isn't among"):
-        KafkaSource(KafkaConfig(brokers="127.0.0.1:1", topics=("t",), event_time_column="ts"), COLUMNS)
+        KafkaSource(KafkaConfig(brokers="127.0.0.1:1", topic=("t",)), COLUMNS, event_time_column="ts")
 
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.sampled_from([0, 1, 1, 1, 2, 5])), min_size=1, max_size=12), st.integers(0, 1))

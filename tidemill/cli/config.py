@@ -7,19 +7,12 @@ from typing import Annotated
 
 import typer
 
-from tidemill import registry
-from tidemill.config.base import Config
 from tidemill.config.explain import explain as explain_key
 from tidemill.config.load import load_pipeline
 from tidemill.errors import ConfigError
+from tidemill.registry import component_config
 
 app = typer.Typer(help="Check a pipeline config, or explain one of its fields.", no_args_is_help=True)
-
-
-def registered_config(family: str, kind: str) -> type[Config]:
-    """The Config class of a registered kind: the resolver of every command."""
-    config: type[Config] = registry.resolve(family, kind).Config  # type: ignore[attr-defined]
-    return config
 
 
 @app.command()
@@ -29,7 +22,7 @@ def check(
 ) -> None:
     """Report everything wrong with a config; exit code 0 if it can be used, 2 if not."""
     try:
-        loaded = load_pipeline(path, registered_config, edits=edit_config_json)
+        loaded = load_pipeline(path, component_config, edits=edit_config_json)
     except ConfigError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(error.exit_code) from None
@@ -43,7 +36,7 @@ def check(
 def explain(key: Annotated[str, typer.Argument(help="Dotted path, e.g. train_config.publish.interval_s")]) -> None:
     """Print a field's type, default and meaning; all fields of a section."""
     try:
-        typer.echo(explain_key(key, registered_config))
+        typer.echo(explain_key(key, component_config))
     except ConfigError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(error.exit_code) from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from tidemill.config.base import Config, Positive, Seconds, Share, Unsigned, later, not_yet, without_effect
 from tidemill.config.sampler import (
@@ -64,24 +64,40 @@ class InputField(Config):
 
 
 class KafkaConfig(Config):
-    """A Kafka topic as the source of rows. Partitions are assigned by position, never by a consumer group."""
+    """Kafka topics as the source of rows. Partitions are assigned by position, never by a consumer group."""
 
     brokers: str
     """`host:port`, several separated by commas."""
-    topic: str
-    """Name of the topic."""
+    topic: tuple[str, ...] = Field(min_length=1)
+    """Name of the topic; several, all of the same columns, as a list or separated by commas."""
     group_id: str = ""
     """Consumer group that offsets are committed to, for lag dashboards only; one a lineage."""
     start_timestamp_ms: Unsigned | None = None
     """Start at the first message at or after this broker time, when no checkpoint says where."""
     message_format: Literal["json", "arrow"] = "json"
-    """`json`: one object a message; `arrow`: one Arrow IPC stream a message."""
+    """`json`: an object, or an array of objects, a message; `arrow`: one Arrow IPC stream a message."""
     max_wait_s: Seconds = 0.05
     """Longest wait for a full batch; a shorter one is trained then."""
     idle_timeout_s: Seconds = 10.0
     """A partition without messages for so long is idle, and doesn't hold back the watermark."""
+    max_poison: Unsigned = 100
+    """How many messages that can't be read are skipped before the run fails."""
+    on_data_loss: Literal["fail", "earliest"] = "fail"
+    """What to do when messages expired before they were read: fail, or go on with the earliest that is left."""
+    connect_timeout_s: Seconds = 30.0
+    """How long to try to reach the cluster at the start."""
+    outage_timeout_s: Seconds = 300.0
+    """How long a running job waits for a cluster that can't be reached."""
     client: dict[str, str | int | float | bool] = Field(default_factory=dict)
     """Further librdkafka settings by their dotted names (`security.protocol`, `sasl.password`, ...)."""
+
+    @field_validator("topic")
+    @classmethod
+    def _one_by_one(cls, topics: tuple[str, ...]) -> tuple[str, ...]:
+        names = tuple(name.strip() for text in topics for name in text.split(","))
+        if not all(names):
+            raise ValueError("a topic without a name")
+        return names
 
 
 class EventTimeConfig(Config):

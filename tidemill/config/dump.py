@@ -15,6 +15,7 @@ REDACTED = "REDACTED"
 HEADER = "# tidemill pipeline config, resolved (YAML)\n"
 
 _SECRET = re.compile(r"password|secret|token|sasl\.jaas", re.IGNORECASE)
+_LINE_ENDS = re.compile("[\x85\u2028\u2029]")
 _QUERY_PART = re.compile(r"([?&])([^=&]+)=([^&,]*)")
 
 
@@ -66,3 +67,12 @@ class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
         super().increase_indent(flow, False)
+
+
+def _text(dumper: _Dumper, value: str) -> yaml.ScalarNode:
+    """Unicode's own line ends would be written as they are, and read back as a space; in double quotes they are escaped."""
+    style = '"' if _LINE_ENDS.search(value) else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+
+_Dumper.add_representer(str, _text)

@@ -9,14 +9,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from tidemill import registry
-from tidemill.config.base import Config
 from tidemill.config.load import Loaded, load_pipeline
 from tidemill.config.pipeline import PipelineConfig
 from tidemill.data.assignment import assign
 from tidemill.data.loader import Loader
 from tidemill.data.source import Source
-from tidemill.data.sources.kafka import KafkaConfig, KafkaSource
+from tidemill.data.sources.kafka import KafkaSource
 from tidemill.data.sources.parquet import ParquetConfig, ParquetSource
 from tidemill.distributed.agreement import Agreement
 from tidemill.distributed.runtime import Runtime
@@ -25,13 +23,9 @@ from tidemill.features.batch import Batch
 from tidemill.features.feature_set import FeatureSet
 from tidemill.logs import log
 from tidemill.models.metrics import build_metrics, grouping_keys
+from tidemill.registry import component_config
 from tidemill.training.evaluate import evaluate
 from tidemill.training.step import padding_batch
-
-
-def component_config(family: str, kind: str) -> type[Config]:
-    """The config class of a registered kind: what the config language asks for by name."""
-    return registry.resolve(family, kind).Config
 
 
 def load(path: str | Path, *, overrides: Mapping[str, object] | None = None, edits: str | None = None) -> Loaded:
@@ -77,17 +71,8 @@ def make_source(config: PipelineConfig, features: FeatureSet, *, path: str, boun
     if kafka is None:
         columns = [column.name for column in features.input_columns]
         return ParquetSource(ParquetConfig(paths=path, event_time_column=event_time), columns)
-    settings = KafkaConfig(
-        brokers=kafka.brokers,
-        topics=(kafka.topic,),
-        group_id=kafka.group_id or None,
-        start_timestamp_ms=kafka.start_timestamp_ms,
-        start_margin_s=config.train_config.lineage.start_margin_s,
-        message_format=kafka.message_format,
-        event_time_column=event_time,
-        client=kafka.client,
-    )
-    return KafkaSource(settings, columns=column_types(config, features), boundary=boundary)
+    start_at = None if boundary is None else boundary - config.start_margin_s
+    return KafkaSource(kafka, column_types(config, features), event_time_column=event_time, start_at=start_at)
 
 
 def column_types(config: PipelineConfig, features: FeatureSet) -> dict[str, pa.DataType]:

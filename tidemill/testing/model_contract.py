@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from tidemill.config.base import Config
 from tidemill.config.model import FeatureGroupConfig, ModelConfig
 from tidemill.config.optimizer import DenseOptimizer, SparseOptimizer
 from tidemill.config.train import GradClipping
@@ -24,7 +23,7 @@ from tidemill.features.plan import Bucketizer, DensePlan, IdPlan
 from tidemill.models.losses import binary_cross_entropy
 from tidemill.models.model import RecModel, build_model
 from tidemill.models.program import example_inputs, export_program
-from tidemill.registry import resolve
+from tidemill.registry import component_config
 from tidemill.training.optimizers import Optimizers
 from tidemill.training.step import Objective, TrainStep, padding_batch
 
@@ -77,7 +76,7 @@ def id_plan(name: str, rows: int, dim: int, *, embedding_name: str = "", pooling
 
 def contract_config(kind: str, section: dict[str, Any] | None = None) -> ModelConfig:
     """A model of that kind; its groups interleave raw and id features, in another order than the features have."""
-    config: type[Config] = resolve("model", kind).Config  # type: ignore[attr-defined]
+    config = component_config("model", kind)
     return ModelConfig(
         feature_groups=(
             FeatureGroupConfig(group_name="deep", feature_names=("other_item", "price", "user", "tags", "context")),

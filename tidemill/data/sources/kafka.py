@@ -13,8 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any, Literal, TypeVar
-from urllib.parse import unquote
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -29,9 +28,8 @@ from confluent_kafka import (
     TopicPartition,
 )
 from confluent_kafka.admin import AdminClient
-from pydantic import Field
 
-from tidemill.config.base import Config, Seconds, Unsigned
+from tidemill.config.data import KafkaConfig
 from tidemill.data.assignment import Assigned
 from tidemill.data.event_times import column_times
 from tidemill.data.intervals import NOTHING, IntervalSet
@@ -84,78 +82,28 @@ _TRANSIENT = {
 }
 
 
-class KafkaConfig(Config):
-    """Kafka topics."""
-
-    brokers: str
-    """host:port, several separated by commas."""
-    topics: tuple[str, ...]
-    """Topics to read; all of the same columns."""
-    group_id: str | None = None
-    """Group under which positions of checkpoints are committed, for lag dashboards only."""
-    start_timestamp_ms: Unsigned | None = None
-    """Where a partition without progress starts: at the first message at or after this time (Unix milliseconds)."""
-    start_margin_s: Seconds | None = None
-    """How far before the boundary to start, since events reach the broker late. Absent: 600 with an event time column, else 0."""
-    message_format: Literal["json", "arrow"] = "json"
-    """json: an object, or an array of objects, a message. arrow: an Arrow IPC stream a message."""
-    event_time_column: str | None = None
-    """Event time: a timestamp, or a number of Unix seconds. Absent: the message's timestamp."""
-    max_poison: Unsigned = 100
-    """How many messages that can't be read are skipped before the run fails."""
-    on_data_loss: Literal["fail", "earliest"] = "fail"
-    """What to do when messages expired before they were read: fail, or go on with the earliest that is left."""
-    connect_timeout_s: Seconds = 30.0
-    """How long to try to reach the cluster at the start."""
-    outage_timeout_s: Seconds = 300.0
-    """How long a running job waits for a cluster that can't be reached."""
-    client: dict[str, str | int | float | bool] = Field(default_factory=dict)
-    """Further librdkafka settings, by their dotted names."""
-
-
-def parse_uri(uri: str) -> KafkaConfig:
-    """The config that `kafka://host:port[,host:port]/topic?group.id=G&start.timestamp.ms=T&key=value` stands for.
-
-    Values are percent-decoded and otherwise taken as they are ('+' and '#' too); keys other than the two are librdkafka's.
-    Raises ConfigError naming what is missing or wrong; never repeats values, which may be secrets.
-    """
-    scheme, _, rest = uri.partition("://")
-    address, _, query = rest.partition("?")
-    brokers, _, topic = address.partition("/")
-    if scheme != "kafka" or not brokers or not topic:
-        raise ConfigError("a Kafka URI has the form kafka://host:port/topic?group.id=NAME; scheme, broker or topic is missing")
-    settings: dict[str, str] = {}
-    for pair in filter(None, query.split("&")):
-        key, equals, value = pair.partition("=")
-        if not equals:
-            raise ConfigError(f"kafka://{brokers}/{topic}: {unquote(key)} has no value; write key=value")
-        settings[unquote(key)] = unquote(value)
-    start = settings.pop("start.timestamp.ms", None)
-    if start is not None and not (start.isascii() and start.isdigit()):
-        raise ConfigError(f"kafka://{brokers}/{topic}: start.timestamp.ms must be Unix milliseconds, a whole number of at least 0")
-    return KafkaConfig(
-        brokers=brokers,
-        topics=(unquote(topic),),
-        group_id=settings.pop("group.id", None),
-        start_timestamp_ms=None if start is None else int(start),
-        client=dict(settings),
-    )
-
-
 class KafkaSource(Source):
     """Partitions of topics. `columns`: name and type of what to read (for JSON necessary; the event time's column has to be
-    among them). `boundary`: the event time at which the stream begins; rows before it are the loader's to drop."""
+    among them). `event_time_column`: a timestamp, or a number of Unix seconds; None: the messages' timestamps are meant.
+    `start_at`: where partitions without progress start, at the first message that the broker has had since then (Unix seconds);
+    None: at their earliest. The config's start_timestamp_ms goes before it."""
 
     kind = "kafka"
     bounded = False
     Config = KafkaConfig
 
     def __init__(
-        self, config: KafkaConfig, columns: Mapping[str, pa.DataType] | None = None, *, boundary: float | None = None
+        self,
+        config: KafkaConfig,
+        columns: Mapping[str, pa.DataType] | None = None,
+        *,
+        event_time_column: str | None = None,
+        start_at: float | None = None,
     ) -> None:
-        _check(config, columns)
+        _check(config, columns, event_time_column)
         self.config = config
-        self._boundary = boundary
+        self.event_time_column = event_time_column
+        self._start_at = start_at
         self._columns = columns
         self._call_timeout_s = min(_CALL_TIMEOUT_S, config.connect_timeout_s)
         self._client: Consumer | None = None
@@ -163,7 +111,7 @@ class KafkaSource(Source):
     def discover(self) -> list[Split]:
         """All partitions. Raises DataError for a topic that can't be read, DeadlineError if no broker answers."""
         splits: list[Split] = []
-        for topic in self.config.topics:
+        for topic in self.config.topic:
             metadata = self.patiently(partial(self._consumer().list_topics, topic, self._call_timeout_s), f"topic {topic!r}")
             found = metadata.topics[topic]
             if found.error is not None or not found.partitions:
@@ -204,7 +152,7 @@ class KafkaSource(Source):
     def commit(self, done: Mapping[SplitId, IntervalSet]) -> None:
         """Show the group's dashboards how far a checkpoint has come: the first offset of each partition that isn't wholly done.
         Best effort: nothing reads it back, and failing is only logged."""
-        if self.config.group_id is None:
+        if not self.config.group_id:
             return
         offsets = []
         for split, intervals in done.items():
@@ -305,15 +253,9 @@ class KafkaSource(Source):
         return starts
 
     def _start_ms(self) -> int | None:
-        config = self.config
-        if config.start_timestamp_ms is not None:
-            return config.start_timestamp_ms
-        if self._boundary is None:
-            return None
-        margin = config.start_margin_s
-        if margin is None:
-            margin = 600.0 if config.event_time_column else 0.0
-        return max(0, int((self._boundary - margin) * 1000))
+        if self.config.start_timestamp_ms is not None:
+            return self.config.start_timestamp_ms
+        return None if self._start_at is None else max(0, int(self._start_at * 1000))
 
     def _topic_id(self, topic: str) -> str | None:
         """None where the cluster is too old to give topics an identity, or doesn't let us ask."""
@@ -415,14 +357,14 @@ class _PartitionsReader(SplitReader):
         return self._without_done(RawBatch(decoded.table, tuple(runs), event_time, arrived_at))
 
     def _event_time(self, decoded: Decoded, arrived_at: np.ndarray) -> np.ndarray:
-        name = self._source.config.event_time_column
+        name = self._source.event_time_column
         if name is None:
             return arrived_at
         if name not in decoded.table.column_names:
             if not decoded.table.num_rows:
                 return arrived_at
-            raise SchemaError(f"kafka {', '.join(self._source.config.topics)}: no column {name!r} for the event time")
-        return column_times(decoded.table.column(name), where=f"kafka {', '.join(self._source.config.topics)}: column {name!r}")
+            raise SchemaError(f"kafka {', '.join(self._source.config.topic)}: no column {name!r} for the event time")
+        return column_times(decoded.table.column(name), where=f"kafka {', '.join(self._source.config.topic)}: column {name!r}")
 
     def _without_done(self, batch: RawBatch) -> RawBatch:
         done = {part.split: part.done for part in self._partitions if part.done}
@@ -540,13 +482,11 @@ def _topic_partition(split: SplitId) -> tuple[str, int]:
     return topic, int(partition)
 
 
-def _check(config: KafkaConfig, columns: Mapping[str, pa.DataType] | None) -> None:
-    if not config.topics:
-        raise ConfigError("kafka.topics: no topic is named")
+def _check(config: KafkaConfig, columns: Mapping[str, pa.DataType] | None, event_time_column: str | None) -> None:
     if config.message_format == "json" and not columns:
         raise ConfigError("kafka.message_format json needs the columns' types; name the features' inputs, or send arrow messages")
-    if columns is not None and config.event_time_column is not None and config.event_time_column not in columns:
-        raise ConfigError(f"kafka.event_time_column: {config.event_time_column!r} isn't among the columns that are read")
+    if columns is not None and event_time_column is not None and event_time_column not in columns:
+        raise ConfigError(f"data_config.event_time.column: {event_time_column!r} isn't among the columns that are read")
     allowed = {"enable.auto.commit": "false", "enable.auto.offset.store": "false", "auto.offset.reset": "earliest"}
     hints = {"bootstrap.servers": "brokers", "group.id": "group_id", "auto.offset.reset": "start_timestamp_ms"}
     for key, value in config.client.items():
