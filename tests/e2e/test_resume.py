@@ -51,7 +51,8 @@ def kill_after_checkpoint(workshop: Workshop, folder: Path, *arguments: str, ran
         kill(process)
 
 
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_a_killed_run_ends_bitwise_as_an_uninterrupted_one(workshop, ranks):
     straight, killed = workshop.root / "straight", workshop.root / "killed"
     train = ("train", str(workshop.config))

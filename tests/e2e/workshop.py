@@ -76,7 +76,7 @@ class Workshop:
         """Start a command in a session of its own; its output goes to a file."""
         launcher = [sys.executable, "-m", "tidemill"]
         if ranks > 1:
-            launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", "0"]
+            launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
             launcher += ["-m", "tidemill"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         with (self.folder / f"{log}.txt").open("ab") as output:
