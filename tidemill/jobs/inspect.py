@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -53,7 +53,7 @@ class Section:
 
     title: str
     columns: tuple[str, ...]
-    rows: list[tuple[str, ...]]
+    rows: Sequence[tuple[str, ...]]
 
 
 @dataclass(slots=True)
@@ -176,10 +176,8 @@ def _check_files(inspection: Inspection, storage: Storage, entries: Iterable[Fil
 
 
 def _show(inspection: Inspection, document: Document) -> None:
-    simple, nested = [], []
-    for name, value in document.model_dump(mode="json").items():
-        (nested if isinstance(value, list | dict) else simple).append((name, value))
-    inspection.fields(document.schema_id(), simple)
+    body = document.model_dump(mode="json").items()
+    inspection.fields(document.schema_id(), ((name, value) for name, value in body if not isinstance(value, list | dict)))
     if isinstance(document, SnapshotManifest | CheckpointManifest):
         _show_tables(inspection, document)
     splits = getattr(document, "splits", None)
@@ -224,8 +222,8 @@ def _progress(state: SplitState) -> tuple[str, str]:
     if state.num_rows is None:
         return f"{count:,} positions: {_spans(state.intervals)}" if count else "nothing", "unbounded"
     gaps = _gaps(state.intervals, state.num_rows)
-    left = sum(stop - start for start, stop in gaps)
-    return f"{count:,} of {state.num_rows:,} rows", f"{left:,} rows: {_spans(gaps)}" if left else "nothing"
+    missing = sum(stop - start for start, stop in gaps)
+    return f"{count:,} of {state.num_rows:,} rows", f"{missing:,} rows: {_spans(gaps)}" if missing else "nothing"
 
 
 def _offset(position: int) -> str:
@@ -523,7 +521,8 @@ _FOLDERS: tuple[tuple[str, Callable[[str, set[str]], bool], Callable[[Inspection
 
 
 def _text(name: str, value: Any) -> str:
-    if name == "at" or name.endswith(("_at", "watermark", "boundary", "data_ts", "handover_mark")):
+    is_time = name == "at" or name.endswith(("_at", "watermark", "boundary", "data_ts", "data_timestamp", "handover_mark"))
+    if is_time and isinstance(value, int | float):
         return f"{datetime.fromtimestamp(value, UTC):%Y-%m-%d %H:%M:%S} ({value})"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) and name == "examples" else str(value)
 

@@ -74,10 +74,10 @@ class Verification:
 def verify(folder: str, *, step: int | None = None) -> Verification:
     """Compare a stream lineage's newest checkpoint (or that of `step`) with what its releases serve.
 
-    If a release was cut at the checkpoint's own step by the run that saved it, or by the one that went on from it, all rows and
-    dense weights must be equal. Otherwise the newest release that the checkpoint knows to be committed is compared: rows that
-    weren't touched since must be equal. Raises CheckpointError if the folder's checkpoints aren't a publishing stream's,
-    NotFoundError without a snapshot, CorruptError for anything that isn't what its manifest says.
+    If the run that saved the checkpoint cut a release at the same step, all rows and dense weights must be equal. Otherwise the
+    newest release that the checkpoint knows to be committed is compared: rows that weren't touched since must be equal. Raises
+    CheckpointError if the folder's checkpoints aren't a publishing stream's, NotFoundError without a snapshot, CorruptError for
+    anything that isn't what its manifest says.
     """
     storage = open_storage(folder)
     _, manifest = read_checkpoint(storage, step)
@@ -96,23 +96,11 @@ def verify(folder: str, *, step: int | None = None) -> Verification:
 def same_moment(checkpoint: CheckpointManifest, releases: Sequence[ReleaseManifest]) -> ReleaseManifest | None:
     """The newest release that was cut at the very moment of a checkpoint; None if there is none. `releases`: by sequence.
 
-    The same step alone isn't enough: after a crash, a later run counts the lost steps anew, and its first release only repeats what
-    was served before (cut 0). The run that goes on from a checkpoint cuts once before its first step.
+    The same step alone isn't enough: after a crash, a later run counts the lost steps anew, and what a run commits on opening its
+    term (cut 0) only repeats what was served before.
     """
-    first_cuts: dict[str, int] = {}
-    for release in releases:
-        if release.cut:
-            first_cuts.setdefault(release.run_id, release.sequence)
-    found = None
-    for release in releases:
-        resumed = release.term > checkpoint.term and first_cuts.get(release.run_id) == release.sequence
-        own = release.run_id == checkpoint.run_id and release.cut > 0
-        if release.step == checkpoint.step and (own or resumed):
-            found = release
-        elif release.term > checkpoint.term and first_cuts.get(release.run_id) == release.sequence:
-            # A later run went on from another checkpoint: its successors don't start from this one.
-            break
-    return found
+    own = [release for release in releases if release.run_id == checkpoint.run_id and release.cut > 0]
+    return next((release for release in reversed(own) if release.step == checkpoint.step), None)
 
 
 def _releases(storage: Storage) -> list[ReleaseManifest]:
@@ -188,7 +176,7 @@ def _different_rows(saved: np.ndarray, table: Table, excluded: np.ndarray) -> It
 
 
 def _bytes(rows: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(rows).view(np.uint8).reshape(len(rows), -1)
+    return np.ascontiguousarray(rows).view(np.uint8).reshape(len(rows), rows.shape[1] * rows.itemsize)
 
 
 def _same_bytes(a: np.ndarray, b: np.ndarray) -> bool:

@@ -1,0 +1,109 @@
+"""The command line as people meet it: what each command says of itself, how fast, and what it makes of mistakes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from tidemill.cli.main import app
+
+GOLDEN = Path(__file__).parent / "help"
+COMMANDS = [
+    "train",
+    "eval",
+    "export",
+    "predict",
+    "serve",
+    "broker",
+    "inspect",
+    "verify",
+    "trace",
+    "demo",
+    "config check",
+    "config explain",
+    "cycle run",
+    "cycle plan",
+    "cycle status",
+]
+
+
+def tidemill(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tidemill", *arguments],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        start_new_session=True,
+        check=False,
+    )
+
+
+def help_of(command: str) -> str:
+    runner = CliRunner(env={"TERMINAL_WIDTH": "120", "COLUMNS": "120", "NO_COLOR": "1", "TERM": "dumb"})
+    result = runner.invoke(app, [*command.split(), "--help"], prog_name="tidemill")
+    assert result.exit_code == 0, result.output
+    return "".join(f"{line.rstrip()}\n" for line in result.output.splitlines())
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help_is_as_pinned(command: str) -> None:
+    """To pin a change: UPDATE_GOLDEN=1 scripts/test tests/cli."""
+    path = GOLDEN / f"{command.replace(' ', '-') or 'tidemill'}.txt"
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(help_of(command))
+    assert help_of(command) == path.read_text()
+
+
+def test_every_command_is_pinned() -> None:
+    group = typer.main.get_command(app)
+    found = []
+    for name, command in group.commands.items():  # type: ignore[attr-defined]
+        found += [f"{name} {inner}" for inner in getattr(command, "commands", {})] or [name]
+    assert sorted(found) == sorted(COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_unknown_flag_is_a_mistake_of_the_command_line(command: str) -> None:
+    result = CliRunner().invoke(app, [*command.split(), "--no-such-flag"])
+    assert result.exit_code == 2
+    assert "--no-such-flag" in result.output
+
+
+def test_hyphens_may_stand_for_underscores() -> None:
+    for command in ("train", "eval", "export", "predict"):
+        result = CliRunner().invoke(app, [command, "--pipeline-config-path", "nowhere.yaml", "--edit-config-json", "{}", "--help"])
+        assert result.exit_code == 0, result.output
+
+
+def test_help_needs_no_torch_and_comes_at_once() -> None:
+    code = (
+        "import sys, time; from tidemill.cli.main import app;"
+        "heavy = {'torch', 'pyarrow', 'numba', 'polars', 'torchrec'} & set(sys.modules);"
+        "print(sorted(heavy), time.process_time())"
+    )
+    output = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, start_new_session=True, check=True
+    ).stdout
+    assert output.startswith("[] "), output
+    # Of the processor's time: other processes of this machine must not decide.
+    assert float(output.split()[-1]) < 1.5
+
+
+def test_the_module_runs_as_a_command() -> None:
+    result = tidemill("--help", COLUMNS="120")
+    assert result.returncode == 0
+    assert "trace" in result.stdout
+
+
+def test_an_error_is_one_message_with_its_own_exit_code(tmp_path: Path) -> None:
+    result = tidemill("inspect", str(tmp_path / "nowhere"))
+    assert (result.returncode, result.stdout) == (66, "")
+    assert result.stderr == f"error: {tmp_path}/nowhere: there is no such file, and no folder with files\n"
