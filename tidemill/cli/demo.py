@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Annotated
 
@@ -21,5 +22,5 @@ def demo(
     from tidemill import logs
     from tidemill.demo.main import DemoSettings, run_demo
 
-    logs.set_up()
+    logs.set_up(logging.WARNING)
     raise typer.Exit(run_demo(DemoSettings(fast, chaos, seed, directory, report), say=typer.echo))

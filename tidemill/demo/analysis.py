@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import orjson
@@ -23,11 +23,12 @@ from tidemill.demo.rows import RowsProof, prove_rows
 from tidemill.demo.table import rows_between
 from tidemill.errors import RetiredError
 from tidemill.jobs.ledger import read_steps, surviving_steps
-from tidemill.jobs.verify import Verification, verify
 from tidemill.lineage.records import read_lineage, run_records
 from tidemill.storage.base import Storage
 from tidemill.storage.open import open_storage
-from tidemill.training.observers import read_scores
+
+if TYPE_CHECKING:
+    from tidemill.jobs.verify import Verification
 
 _WINDOWS = 24
 _SERIES_POINTS = 400
@@ -59,10 +60,17 @@ def analyse(director: Director) -> Findings:
         scored=_score(director, root, impressions) if director.frozen.is_loaded else None,
         freshness=measure(root, lineages, impressions, requests, read_swaps(str(folder.serving_events))) if complete else None,
         rows=_prove(root, folder, story, impressions) if complete else None,
-        verification=verify(str(folder.root / lineages[1])) if complete else None,
+        verification=_verify(str(folder.root / lineages[1])) if complete else None,
         examples_per_s=_examples_per_s(root, layout.daily(story.dates[0])),
         undelivered=read_status(folder.players).undelivered,
     )
+
+
+def _verify(folder: str) -> Verification:
+    # Imports PyTorch, which someone who stops a demo early shouldn't wait for.
+    from tidemill.jobs.verify import verify
+
+    return verify(folder)
 
 
 def switch_of(story: Story, root: Storage) -> tuple[float, float] | None:
@@ -91,6 +99,8 @@ def _score(director: Director, root: Storage, impressions: pa.Table) -> ScoredRo
 
 def online_scores(root: Storage, lineage: str, folder: DemoFolder) -> pa.Table | None:
     """event_id and score of every row in a lineage's surviving steps: what the trainer thought of it before it learned from it."""
+    from tidemill.training.observers import read_scores
+
     parts = []
     for steps in surviving_steps(read_steps(root, prefix=lineage)):
         scores = read_scores(folder.root / lineage / layout.run(steps.run_id) / layout.score_log(0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +26,7 @@ from tidemill.demo.presets import MODEL_NAME, write_configs
 from tidemill.demo.state import DemoState, LineageState
 from tidemill.demo.table import write_table
 from tidemill.demo.watch import Watcher
-from tidemill.errors import DeadlineError, LineageError, TidemillError
+from tidemill.errors import DeadlineError, LineageError, RetiredError, TidemillError
 from tidemill.lineage.cycle import StepName, commands, load_cycle
 from tidemill.lineage.deployments import serving_statuses
 from tidemill.lineage.orchestrators.children import ChildSpec
@@ -37,7 +38,8 @@ _POLL_S = 0.1
 _READY_TIMEOUT_S = 120.0
 _DRAIN_TIMEOUT_S = 90.0
 _RESTART_TIMEOUT_S = 60.0
-_LOOK_S = 5.0
+# How children that are not awaited may end by themselves: a stream when it retires, also if it is started again after that.
+_GOOD_ENDS = {PLAYERS: {0}, StepName.TRAIN_STREAM: {0, RetiredError.exit_code}}
 
 
 class StopRequestedError(TidemillError):
@@ -140,8 +142,6 @@ class Director:
             self._await(lambda: newest_release(cycle, lineage) is not None, _READY_TIMEOUT_S, f"the first release of {lineage}")
 
     def _begin_play(self, cycle: LocalCycle, bootstrap: str) -> None:
-        import sys
-
         plan = self.plan
         options = PlayOptions(
             url=serving_statuses(cycle.root)[0].url,
@@ -238,13 +238,13 @@ class Director:
                 raise StopRequestedError("stopped on request")
             if time.monotonic() > until:
                 raise DeadlineError(f"waited {limit_s:.0f} s in vain for {what}; see the logs in {self.folder.logs}")
-            self._require_players()
+            self._require_children()
 
-    def _require_players(self) -> None:
+    def _require_children(self) -> None:
         assert self._cycle is not None
         for name, state in self._cycle.children.states().items():
-            failed = state.status in ("exited", "given_up") and state.exit_code != 0
-            if failed and (name == PLAYERS or state.status == "given_up"):
+            failed = state.status == "exited" and state.exit_code not in _GOOD_ENDS.get(name.partition("-")[0], {state.exit_code})
+            if failed or state.status == "given_up":
                 raise LineageError(f"{name} has ended with {state.exit_code}; see {self._cycle.children.log_path(name)}")
 
     @contextmanager

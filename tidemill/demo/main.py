@@ -19,6 +19,8 @@ from tidemill.demo.plan import demo_plan
 from tidemill.demo.summary import summary
 from tidemill.errors import TidemillError
 
+_LINE_S = 10.0
+
 
 @dataclass(frozen=True, slots=True)
 class DemoSettings:
@@ -46,7 +48,8 @@ def run_demo(settings: DemoSettings, say: Callable[[str], None] = print) -> int:
     try:
         with _stopped_by_signals(director.stop):
             try:
-                director.run()
+                with _status_lines(director, say):
+                    director.run()
             except TidemillError as problem:
                 error = problem
                 say(f"{'stopped' if isinstance(problem, StopRequestedError) else 'error'}: {problem}")
@@ -73,6 +76,25 @@ def write_report(director: Director, folder: Path, began: float, error: Tidemill
     say("")
     say(summary(report))
     return bool(report["ok"])
+
+
+@contextmanager
+def _status_lines(director: Director, say: Callable[[str], None]) -> Iterator[None]:
+    """Say how it stands, every few seconds."""
+    stopping = threading.Event()
+
+    def run() -> None:
+        while not stopping.wait(_LINE_S):
+            if director.state.event_time is not None:
+                say(f"{director.state.elapsed_s:6.1f} s    {director.state.line()}")
+
+    thread = threading.Thread(target=run, name="lines", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stopping.set()
+        thread.join()
 
 
 @contextmanager

@@ -22,7 +22,10 @@ def write_configs(folder: DemoFolder, plan: DemoPlan, bootstrap: str) -> None:
     stream["input_path"] = f"kafka://{bootstrap}/{TOPIC}?group.id=stream-${{bizdate}}"
     stream["edits"]["data_config.kafka"] |= {"brokers": bootstrap, "topic": TOPIC}
     cycle["handover"]["tolerance_s"] = plan.tolerance_s
-    cycle["serving"] |= {"model_name": MODEL_NAME, "options": [f"--events={folder.serving_events}", "--poll-interval=0.25"]}
+    cycle["serving"] |= {
+        "model_name": MODEL_NAME,
+        "options": [f"--events={folder.serving_events}", "--poll-interval=0.25", "--deadline=20"],
+    }
     # What answers requests comes first, then the streams, then the daily jobs.
     for job, niceness in (("stream", 5), ("daily", 10)):
         cycle[job]["launcher"] = ["nice", "-n", str(niceness), sys.executable, "-m", "tidemill"]

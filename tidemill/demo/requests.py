@@ -7,6 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+WINDOW_S = 5.0
+_STEP_S = 0.1
+
 
 @dataclass(frozen=True, slots=True)
 class RequestCounts:
@@ -17,7 +20,9 @@ class RequestCounts:
     during_switch: int | None
     failed_during_switch: int | None
     min_per_s: float | None
-    """The fewest answered in one whole second; None for less than three seconds."""
+    """Answered ones, the least over any `WINDOW_S` seconds; None for less time than that."""
+    min_in_one_s: int | None
+    """The least in a whole second."""
     p50_ms: float | None
     p99_ms: float | None
     max_ms: float | None
@@ -28,23 +33,26 @@ def count_requests(requests: pa.Table, switch: tuple[float, float] | None) -> Re
     sent, latency = requests["sent_at"].to_numpy(), requests["latency_s"].to_numpy()
     good = requests["status"].to_numpy() == 200
     inside = None if switch is None else (sent >= switch[0]) & (sent <= switch[1])
+    answered_at = (sent + latency)[good]
+    least = least_in(answered_at, WINDOW_S)
     p50, p99, highest = np.quantile(latency[good], (0.5, 0.99, 1.0)) * 1000 if good.any() else (None, None, None)
     return RequestCounts(
         total=len(sent),
         failed=int(np.count_nonzero(~good)),
         during_switch=None if inside is None else int(np.count_nonzero(inside)),
         failed_during_switch=None if inside is None else int(np.count_nonzero(inside & ~good)),
-        min_per_s=_least_per_second((sent + latency)[good]),
+        min_per_s=None if least is None else least / WINDOW_S,
+        min_in_one_s=least_in(answered_at, 1.0),
         p50_ms=None if p50 is None else float(p50),
         p99_ms=None if p99 is None else float(p99),
         max_ms=None if highest is None else float(highest),
     )
 
 
-def _least_per_second(answered_at: np.ndarray) -> float | None:
-    """Over the whole seconds between the first and the last answer."""
-    if not len(answered_at):
+def least_in(at: np.ndarray, window_s: float) -> int | None:
+    """The fewest of these moments in any window of so many seconds that lies between the first and the last; None if none does."""
+    if not len(at) or at.max() - at.min() < window_s:
         return None
-    seconds = (answered_at - answered_at.min()).astype(np.int64)
-    counts = np.bincount(seconds)[:-1]
-    return float(counts.min()) if len(counts) >= 3 else None
+    ordered = np.sort(at)
+    starts = np.arange(ordered[0], ordered[-1] - window_s + 1e-9, _STEP_S)
+    return int((np.searchsorted(ordered, starts + window_s) - np.searchsorted(ordered, starts)).min())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 
 @dataclass(slots=True)
@@ -71,6 +72,18 @@ class DemoState:
     notes: deque[str] = field(default_factory=lambda: deque(maxlen=200))
     samples: list[dict[str, float | str | None]] = field(default_factory=list)
     """One a second and lineage, for plots: at, event_time, lineage, watermark, released_watermark, lag_s."""
+
+    def line(self) -> str:
+        """How it stands, in one line."""
+        shown = "" if self.event_time is None else f"event time {datetime.fromtimestamp(self.event_time, UTC):%m-%d %H:%M}, "
+        parts = [f"{shown}{self.requests} requests, {self.failed} failed"]
+        for lineage in list(self.lineages.values()):
+            if lineage.status not in ("preparing", "retired"):
+                lag = "" if lineage.lag_s is None else f" {lineage.lag_s / self.speed:.1f} s behind, release {lineage.sequence}"
+                parts.append(f"{lineage.name.rpartition('/')[2]} {lineage.status}{lag}")
+        if self.auc_served is not None and self.auc_frozen is not None:
+            parts.append(f"AUC served {self.auc_served:.3f}, frozen {self.auc_frozen:.3f}")
+        return "; ".join(parts)
 
     @property
     def elapsed_s(self) -> float:

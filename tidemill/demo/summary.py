@@ -28,7 +28,7 @@ def summary(report: dict[str, Any]) -> str:
         f"{'event to served':20} p50 {_number(fresh['p50'], 2)} s, p99 {_number(fresh['p99'], 2)} s",
         f"{'':20} {waterfall}",
         f"{'hand-over':20} {handover['retired']} -> {handover['successor']}, lag {_number(handover['lag_s'])} s of event time",
-        f"{'':20} the retired lineage {'refuses' if handover['refuses_restart'] else 'did not refuse'} to start again",
+        f"{'':20} {_restart(handover)}",
         f"{'rows':20} {_number(rows.get('in_stream'))} played, trained once {_number(rows.get('trained_once'))},"
         f" lost {_number(rows.get('lost'))}, doubled {_number(rows.get('doubled'))}",
         f"{'verify':20} {_number(check['keys_compared'])} keys, {_number(check['keys_different'])} different;"
@@ -39,6 +39,12 @@ def summary(report: dict[str, Any]) -> str:
     if report["error"]:
         lines.append(f"{'stopped':20} {report['error']}")
     return "\n".join(lines)
+
+
+def _restart(handover: dict[str, Any]) -> str:
+    if handover["restart_exit_code"] is None:
+        return "no lineage has retired and been started again"
+    return f"the retired lineage {'refuses' if handover['refuses_restart'] else 'does not refuse'} to start again"
 
 
 def _number(value: float | None, digits: int = 0) -> str:
