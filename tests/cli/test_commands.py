@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from tidemill.cli.inspect import inspect
 from tidemill.cli.main import app
 from tidemill.contracts import layout
 from tidemill.contracts.lineage import TermRecord
@@ -90,6 +91,16 @@ def test_inspect_prints_plain_lines_and_counts_faults(lineage: Path) -> None:
     torn = run("inspect", str(lineage))
     assert torn.exit_code == 1
     assert any(line.startswith("fault: releases/00000001.json: not JSON") for line in lines(torn))
+
+
+def test_inspect_draws_tables_on_a_terminal(
+    lineage: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    inspect(str(lineage / "terms/00000001.json"))
+    shown = capsys.readouterr().out
+    assert "─" in shown
+    assert "tidemill.term/1" in shown
 
 
 @pytest.mark.parametrize(

@@ -171,6 +171,16 @@ def test_an_output_must_hold_what_it_lists_and_nothing_else(tmp_path: Path) -> N
     assert inspect(str(tmp_path)).faults == ["part-00000.parquet: isn't listed in _SUCCESS"]
 
 
+def test_a_path_may_be_relative_or_a_url(life, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = inspect(str(life.lineage / "model.ckpt-14"))
+    monkeypatch.chdir(life.lineage)
+    for path in ("model.ckpt-14", "./model.ckpt-14/", f"{life.lineage.as_uri()}/model.ckpt-14"):
+        found = inspect(path)
+        assert (found.kind, found.faults, found.files_checked) == ("checkpoint", [], expected.files_checked)
+    assert inspect(".").kind == "lineage"
+    assert inspect("snapshot.json").faults == []
+
+
 def test_what_is_nothing_of_ours_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="no such file"):
         inspect(str(tmp_path / "nowhere"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -80,10 +81,10 @@ class Inspection:
 
 def inspect(path: str) -> Inspection:
     """Look at a file or folder, and check everything that it promises. Raises NotFoundError if it is nothing of ours."""
-    path = path.rstrip("/") or "/"
+    path = (path if "://" in path else os.path.abspath(path)).rstrip("/") or "/"
     folder, _, name = path.rpartition("/")
-    parent = open_storage(folder or ("/" if path.startswith("/") else "."))
     if name:
+        parent = open_storage(folder or "/")
         try:
             data = parent.read(name)
         except NotFoundError:
@@ -132,10 +133,8 @@ def _parse(name: str, data: bytes, where: str) -> Document:
 
 
 def _above(path: str, levels: int) -> str:
-    for _ in range(levels):
-        head, separator, _ = path.rpartition("/")
-        path = head or ("/" if separator else ".")
-    return path
+    """The folder that many levels up; `path` is absolute or a URL."""
+    return path.rsplit("/", levels)[0] or "/"
 
 
 def _files(document: Document) -> list[FileEntry]:

@@ -121,7 +121,7 @@ def _lineages(path: str) -> tuple[Storage | None, list[tuple[Storage, str]]]:
         return storage, [(storage, layout.lineage(date)) for date in dates]
     if not storage.list("runs/"):
         raise NotFoundError(f"{storage.url}: holds neither runs nor lineages: name a lineage's folder, or a root")
-    place = place_of(path.rstrip("/"))
+    place = place_of(storage.url)
     return (open_storage(place.root) if place else None), [(storage, "")]
 
 
