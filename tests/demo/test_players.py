@@ -6,6 +6,7 @@ import pyarrow as pa
 import pytest
 
 from tidemill.data.click_world import FEATURE_FIELDS, World
+from tidemill.demo.plan import demo_world
 from tidemill.demo.players import Crowd, PlayOptions
 from tidemill.serving.protocol import parse_request
 
@@ -25,7 +26,7 @@ OPTIONS = PlayOptions(
 
 @pytest.fixture(scope="module")
 def world() -> World:
-    return World(OPTIONS.seed)
+    return demo_world(OPTIONS.seed)
 
 
 def test_the_server_understands_the_request(world: World) -> None:

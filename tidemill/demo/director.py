@@ -15,11 +15,11 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from tidemill.contracts import layout
 from tidemill.contracts.release import ReleaseManifest
-from tidemill.data.click_world import World, write_day
+from tidemill.data.click_world import write_day
 from tidemill.demo.chaos import Chaos
 from tidemill.demo.folder import DemoFolder
 from tidemill.demo.frozen import FrozenModel
-from tidemill.demo.plan import FIRST_DAY, PARTITIONS, TOPIC, DemoPlan
+from tidemill.demo.plan import FIRST_DAY, PARTITIONS, TOPIC, DemoPlan, demo_world
 from tidemill.demo.players import PlayOptions
 from tidemill.demo.playlog import IMPRESSION_SCHEMA, IMPRESSIONS, OPTIONS, ArrowTail, read_status
 from tidemill.demo.presets import MODEL_NAME, write_configs
@@ -80,7 +80,7 @@ class Director:
         self.plan = plan
         self.seed = seed
         self.folder = folder
-        self.world = World(seed)
+        self.world = demo_world(seed)
         self.state = DemoState(plan.speed)
         dates = self.world.date(FIRST_DAY), self.world.date(FIRST_DAY + 1)
         self.story = Story(dates, (self.world.day_start(FIRST_DAY + 1), self.world.day_start(FIRST_DAY + 2)))

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tidemill.data.click_world import DAY_S
+from tidemill.data.click_world import DAY_S, World, WorldConfig
 
 TOPIC = "impressions"
 PARTITIONS = 2
 FIRST_DAY = 0
 """Day T-1 of the click world: its table is made; day T is played."""
+# Far more days than are played: on a machine that is busy with other things, event time goes on while a job takes long.
+_WORLD_DAYS = 16
+
+
+def demo_world(seed: int) -> World:
+    """The click world of a demo; the director and the players each make it from the seed."""
+    return World(seed, WorldConfig(num_days=_WORLD_DAYS))
 
 
 @dataclass(frozen=True, slots=True)

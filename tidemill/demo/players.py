@@ -16,14 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import orjson
 import pyarrow as pa
+import uvloop
 from confluent_kafka import KafkaError, Message, Producer
 
 from tidemill import logs
 from tidemill.data.click_world import Histories, Impressions, World
+from tidemill.demo.client import Client, HttpError
+from tidemill.demo.plan import demo_world
 from tidemill.demo.playlog import (
     IMPRESSION_SCHEMA,
     IMPRESSIONS,
@@ -38,7 +40,7 @@ from tidemill.demo.playlog import (
 _READY_TIMEOUT_S = 120.0
 _FLUSH_TIMEOUT_S = 20.0
 _STATUS_S = 0.5
-_POLL_S = 0.005
+_POLL_S = 0.02
 _RECENT = 400
 _TYPES = {pa.string(): "BYTES", pa.int64(): "INT64", pa.float64(): "FP64"}
 
@@ -124,10 +126,10 @@ class Play:
     def __init__(self, folder: Path, options: PlayOptions) -> None:
         self._folder = folder
         self._options = options
-        self._world = World(options.seed)
+        self._world = demo_world(options.seed)
         self._crowd = Crowd(self._world, options)
         self._producer = Producer(
-            {"bootstrap.servers": options.bootstrap, "linger.ms": 5, "acks": "all", "enable.idempotence": True}
+            {"bootstrap.servers": options.bootstrap, "linger.ms": 20, "acks": "all", "enable.idempotence": True}
         )
         self._impressions = ArrowLog(folder / IMPRESSIONS, IMPRESSION_SCHEMA)
         self._requests = ArrowLog(folder / REQUESTS, REQUEST_SCHEMA)
@@ -147,34 +149,34 @@ class Play:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stopping.set)
-        limits = httpx.Limits(max_connections=128, max_keepalive_connections=128)
-        async with httpx.AsyncClient(timeout=self._options.timeout_s, limits=limits) as client:
-            if not await self._await_server(client):
-                return
-            status = asyncio.create_task(self._write_status())
-            poll = asyncio.create_task(self._poll())
-            await self._send_all(client)
-            await self._settle()
-            for task in (status, poll):
-                task.cancel()
+        client = Client(self._options.url, self._options.timeout_s)
+        if not await self._await_server(client):
+            return
+        status = asyncio.create_task(self._write_status())
+        poll = asyncio.create_task(self._poll())
+        await self._send_all(client)
+        await self._settle()
+        for task in (status, poll):
+            task.cancel()
+        await client.close()
         self._flush_logs()
         self._impressions.close()
         self._requests.close()
 
-    async def _await_server(self, client: httpx.AsyncClient) -> bool:
+    async def _await_server(self, client: Client) -> bool:
         until = time.monotonic() + _READY_TIMEOUT_S
         while not self._stopping.is_set():
             try:
-                if (await client.get(f"{self._options.url}/v2/health/ready")).status_code == 200:
+                if (await client.request("GET", "/v2/health/ready"))[0] == 200:
                     return True
-            except httpx.HTTPError as error:
-                logs.log.info("the server isn't there yet: %r", error)
+            except HttpError as error:
+                logs.log.info("the server isn't there yet: %s", error)
             if time.monotonic() > until:
                 raise SystemExit(f"the server at {self._options.url} wasn't ready within {_READY_TIMEOUT_S:.0f} s")
             await asyncio.sleep(0.1)
         return False
 
-    async def _send_all(self, client: httpx.AsyncClient) -> None:
+    async def _send_all(self, client: Client) -> None:
         self._started_at = time.time()
         started = time.monotonic()
         day_start = self._world.day_start(self._options.day)
@@ -207,7 +209,7 @@ class Play:
             self._counts["undelivered"] += len(self._producer)
             self._last_error = f"the broker hasn't acknowledged {len(self._producer)} impressions within {_FLUSH_TIMEOUT_S:.0f} s"
 
-    async def _one(self, client: httpx.AsyncClient, number: int, event_time: float) -> None:
+    async def _one(self, client: Client, number: int, event_time: float) -> None:
         ask = self._crowd.ask(number, event_time)
         body = self._crowd.body(ask)
         sent_at, sent = time.time(), time.perf_counter()
@@ -237,15 +239,14 @@ class Play:
         rows, scores = self._crowd.see(ask, np.asarray(answer["outputs"][0]["data"]))
         self._produce(ask, rows, scores)
 
-    async def _post(self, client: httpx.AsyncClient, body: bytes) -> tuple[int, str | None, dict[str, Any]]:
-        url = f"{self._options.url}/v2/models/{self._options.model}/infer"
+    async def _post(self, client: Client, body: bytes) -> tuple[int, str | None, dict[str, Any]]:
         try:
-            response = await client.post(url, content=body, headers={"Content-Type": "application/json"})
-        except httpx.HTTPError as error:
-            return 0, repr(error), {}
-        if response.status_code != 200:
-            return response.status_code, f"{response.status_code}: {response.text:.200}", {}
-        return 200, None, orjson.loads(response.content)
+            status, answer = await client.request("POST", f"/v2/models/{self._options.model}/infer", body)
+        except HttpError as error:
+            return 0, str(error), {}
+        if status != 200:
+            return status, f"{status}: {answer.decode(errors='replace'):.200}", {}
+        return 200, None, orjson.loads(answer)
 
     def _produce(self, ask: Ask, rows: pa.RecordBatch, scores: np.ndarray) -> None:
         key = self._world.user_ids[ask.user].as_py().encode()
@@ -280,7 +281,6 @@ class Play:
     def _flush_logs(self) -> None:
         """Write the logs, then the status: what it says to be complete can be read."""
         assert self._started_at is not None
-        now = self._world.day_start(self._options.day) + (time.time() - self._started_at) * self._options.speed
         complete_until = min([self._next_event_time, *self._open.values()])
         delivered, self._delivered = self._delivered, []
         answered, self._answered = self._answered, []
@@ -291,7 +291,7 @@ class Play:
             self._folder,
             PlayStatus(
                 started_at=self._started_at,
-                event_time=now,
+                event_time=self._next_event_time,
                 complete_until=complete_until,
                 last_error=self._last_error,
                 latency_p50_s=None if recent is None else float(np.quantile(recent, 0.5)),
@@ -310,7 +310,8 @@ def main() -> None:
     async def play() -> None:
         await Play(folder, options).run()
 
-    asyncio.run(play())
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(play())
 
 
 if __name__ == "__main__":
