@@ -23,9 +23,9 @@ from tidemill.lineage.deployments import (
     rollback,
     served_watermark,
     serving_statuses,
-    snapshot_digest,
 )
 from tidemill.lineage.liveness import LivenessTracker
+from tidemill.lineage.records import snapshot_digest
 from tidemill.storage.backends.local import LocalStorage
 from tidemill.storage.base import Chunk
 from tidemill.testing.faulty_storage import FaultyStorage, SimulatedCrash

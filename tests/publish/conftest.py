@@ -14,15 +14,16 @@ import torch
 
 from tidemill.clock import Clock
 from tidemill.contracts import layout
-from tidemill.contracts.files import FileEntry, TableFile, TableSpec
+from tidemill.contracts.files import TableFile, TableSpec
 from tidemill.contracts.progress import SplitState
 from tidemill.contracts.release import ReleaseManifest
 from tidemill.contracts.snapshot import ProgramInputs, SnapshotManifest
 from tidemill.errors import AlreadyExistsError, NotFoundError
+from tidemill.lineage.records import snapshot_digest
 from tidemill.lineage.terms import Writer, open_term
 from tidemill.publish.cut import Cutter, Moment
 from tidemill.publish.publisher import Publisher, PublishSettings
-from tidemill.publish.recovery import PublishCursor, absorb, open_releases, snapshot_digest
+from tidemill.publish.recovery import PublishCursor, absorb, open_releases
 from tidemill.publish.tracker import TouchedRows
 from tidemill.storage.arrays import read_arrays, write_arrays
 from tidemill.storage.base import Chunk, ObjectInfo, Storage, check_key
@@ -152,10 +153,8 @@ def make_lineage(storage: Storage) -> Saved:
     rng = np.random.default_rng(0)
     tables = {spec.name: rng.normal(size=(spec.num_embeddings, spec.embedding_dim)).astype(np.float32) for spec in TABLES}
     dense = {"top.weight": rng.normal(size=(2, 3)).astype(np.float32), "seen": np.array(0, np.int64)}
-    base = write_arrays(storage, "snapshot/tables.safetensors", {f"{name}/weight": rows for name, rows in tables.items()})
-    entry = FileEntry(key=base.key, size=base.size, sha256=base.sha256)
-    stored = write_arrays(storage, "snapshot/dense.safetensors", dense)
-    dense_entry = FileEntry(key=stored.key, size=stored.size, sha256=stored.sha256)
+    entry = write_arrays(storage, "snapshot/tables.safetensors", {f"{name}/weight": rows for name, rows in tables.items()})
+    dense_entry = write_arrays(storage, "snapshot/dense.safetensors", dense)
     manifest = SnapshotManifest(
         model="tiny",
         checkpoint_step=7,

@@ -11,19 +11,19 @@ import pytest
 
 from tidemill.checkpoint.capture import Capture, Staging
 from tidemill.checkpoint.manager import CheckpointManager
-from tidemill.checkpoint.manager import Writer as CheckpointWriter
 from tidemill.contracts import layout
 from tidemill.contracts.snapshot import SnapshotManifest
 from tidemill.distributed.sharding import ShardedModel
 from tidemill.errors import PublishError
 from tidemill.features.feature_set import FeatureSet
+from tidemill.lineage.records import snapshot_digest
 from tidemill.lineage.terms import Writer, open_term
 from tidemill.models.model import RecModel, build_model
 from tidemill.publish.cut import Cutter, Moment
 from tidemill.publish.export import NUM_PROBE_ROWS, Probes, SnapshotOptions, StoredCheckpoint, export_snapshot
 from tidemill.publish.gate import Candidate, Gate
 from tidemill.publish.publisher import Publisher, PublishSettings
-from tidemill.publish.recovery import PublishCursor, absorb, open_releases, snapshot_digest
+from tidemill.publish.recovery import PublishCursor, absorb, open_releases
 from tidemill.publish.tracker import TouchedRows
 from tidemill.serving.generation import Change, next_generation
 from tidemill.serving.loader import load_generation
@@ -73,9 +73,7 @@ def job(request, tmp_path) -> Iterator[Job]:
 
 
 def _save(sharded: ShardedModel, model: RecModel, storage: Storage, step: int) -> StoredCheckpoint:
-    manager = CheckpointManager(
-        storage, CheckpointWriter(1, "daily", 0, 1), tables=list(model.plan.tables), pipeline="model_config: {}"
-    )
+    manager = CheckpointManager(storage, Writer(1, "daily", 0, 1), tables=list(model.plan.tables), pipeline="model_config: {}")
     dense = {name: tensor.detach().numpy().copy() for name, tensor in sharded.dense_state().items()}
     manager.save(Capture(step, 300, 99.0, Staging().copy(sharded.local_shards()), dense, None, [], {}, {}))
     manager.close(deadline_s=20)

@@ -29,7 +29,7 @@ from tidemill.contracts.snapshot import (
 from tidemill.features.feature_set import FeatureSet
 from tidemill.features.kinds.id import IdFeature, SequenceIdFeature
 from tidemill.features.kinds.raw import RawFeature
-from tidemill.storage.arrays import StoredFile, write_arrays
+from tidemill.storage.arrays import write_arrays
 from tidemill.storage.backends.local import LocalStorage
 from tidemill.storage.base import Storage
 
@@ -207,8 +207,8 @@ class Lineage:
     def key(self, key: str) -> str:
         return f"{self.folder}/{key}" if self.folder else key
 
-    def entry(self, stored: StoredFile) -> FileEntry:
-        return FileEntry(key=stored.key.removeprefix(f"{self.folder}/"), size=stored.size, sha256=stored.sha256)
+    def entry(self, stored: FileEntry) -> FileEntry:
+        return stored.model_copy(update={"key": stored.key.removeprefix(f"{self.folder}/")})
 
     def write_file(self, key: str, data: bytes) -> FileEntry:
         self.storage.write(self.key(key), data)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import uuid
 from collections.abc import Mapping, Sequence
@@ -22,9 +21,10 @@ from tidemill.contracts.progress import DataloaderState
 from tidemill.data.progress import merge_states
 from tidemill.errors import CheckpointError, DeadlineError, StorageError
 from tidemill.lineage.terms import Writer, require_unfenced
-from tidemill.storage.arrays import StoredFile, write_arrays
+from tidemill.storage.arrays import write_arrays
 from tidemill.storage.base import Storage
 from tidemill.storage.commit import create_once
+from tidemill.storage.files import write_file
 from tidemill.storage.parts import await_parts, write_part
 from tidemill.storage.shards import TableShard, write_shards
 from tidemill.workers import BackgroundWorker
@@ -146,11 +146,9 @@ class CheckpointManager:
         folder = self._folder(job)
         files: dict[str, FileEntry] = {}
         if capture.dense is not None:
-            files["dense"] = _entry(write_arrays(self._storage, f"{folder}/dense.safetensors", capture.dense))
+            files["dense"] = write_arrays(self._storage, f"{folder}/dense.safetensors", capture.dense)
         if capture.dense_optimizer is not None:
-            files["dense_optimizer"] = _entry(
-                write_arrays(self._storage, f"{folder}/dense_optimizer.safetensors", capture.dense_optimizer)
-            )
+            files["dense_optimizer"] = write_arrays(self._storage, f"{folder}/dense_optimizer.safetensors", capture.dense_optimizer)
         part = CheckpointPart(
             table_files=[self._write_table(folder, table, {"weight": table.weight}, "tables") for table in capture.tables],
             optimizer_files=[
@@ -167,7 +165,7 @@ class CheckpointManager:
         shard = TableShard(table.table, table.row_start, table.row_stop, None, dict(tensors))
         return TableFile(
             table=table.table,
-            file=_entry(write_shards(self._storage, key, [shard])),
+            file=write_shards(self._storage, key, [shard]),
             row_start=table.row_start,
             row_stop=table.row_stop,
         )
@@ -180,7 +178,7 @@ class CheckpointManager:
                 raise ValueError(f"state owner {owner!r}: '/' separates owner and array in the file")
             arrays |= {f"{owner}/{name}": value for name, value in fields.items() if isinstance(value, np.ndarray)}
             values[owner] = {name: value for name, value in fields.items() if not isinstance(value, np.ndarray)}
-        stored = _entry(write_arrays(self._storage, key, arrays)) if arrays else None
+        stored = write_arrays(self._storage, key, arrays) if arrays else None
         return RankState(rank=self._writer.rank, arrays=stored, values=values)
 
     def _commit(self, job: _Job) -> None:
@@ -196,8 +194,8 @@ class CheckpointManager:
         )
         files = {
             **parts[0].files,
-            "dataloader_state": self._write_bytes(f"{folder}/{layout.DATALOADER_STATE}", dataloader_state.to_bytes()),
-            "pipeline": self._write_bytes(f"{folder}/{layout.PIPELINE}", self._pipeline),
+            "dataloader_state": write_file(self._storage, f"{folder}/{layout.DATALOADER_STATE}", dataloader_state.to_bytes()),
+            "pipeline": write_file(self._storage, f"{folder}/{layout.PIPELINE}", self._pipeline),
         }
         manifest = CheckpointManifest(
             step=capture.step,
@@ -229,10 +227,6 @@ class CheckpointManager:
             raise StorageError(f"{self._storage.url}/{key} is of run {earlier.run_id}; nothing was replaced")
         return earlier
 
-    def _write_bytes(self, key: str, data: bytes) -> FileEntry:
-        self._storage.write(key, data)
-        return FileEntry(key=key, size=len(data), sha256=hashlib.sha256(data).hexdigest())
-
 
 def _require_all_rows(tables: Sequence[TableSpec], files: Sequence[TableFile]) -> None:
     """Raises CheckpointError if the parts don't hold every row of every table exactly once: they could never be restored."""
@@ -242,7 +236,3 @@ def _require_all_rows(tables: Sequence[TableSpec], files: Sequence[TableFile]) -
         edges = [0, *(stop for _, stop in held)]
         if edges[:-1] != [start for start, _ in held] or edges[-1] != table.num_embeddings:
             raise CheckpointError(f"table {table.name!r}: the ranks hold rows {held}, not [0, {table.num_embeddings})")
-
-
-def _entry(stored: StoredFile) -> FileEntry:
-    return FileEntry(key=stored.key, size=stored.size, sha256=stored.sha256)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -17,6 +16,7 @@ from tidemill.contracts.files import FileEntry, TableFile, TableSpec
 from tidemill.contracts.progress import DataloaderState
 from tidemill.distributed.sharding import LocalShard
 from tidemill.errors import CheckpointError, CorruptError, NotFoundError
+from tidemill.storage import files
 from tidemill.storage.arrays import read_arrays
 from tidemill.storage.base import Storage
 from tidemill.storage.shards import TableShard, assemble, read_shards
@@ -124,10 +124,7 @@ def read_dataloader_state(storage: Storage, manifest: CheckpointManifest) -> Dat
     entry = manifest.files.get("dataloader_state")
     if entry is None:
         raise CheckpointError(f"{storage.url}: step {manifest.step} has no dataloader_state file")
-    data = storage.read(entry.key)
-    if len(data) != entry.size or hashlib.sha256(data).hexdigest() != entry.sha256:
-        raise CorruptError(f"{entry.key!r} in {storage.url}: its bytes aren't those that its manifest lists")
-    return DataloaderState.parse(data, where=f"{storage.url}/{entry.key}")
+    return DataloaderState.parse(files.read_file(storage, entry), where=f"{storage.url}/{entry.key}")
 
 
 def read_rank_states(storage: Storage, manifest: CheckpointManifest) -> list[dict[str, dict[str, Any]]]:

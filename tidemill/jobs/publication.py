@@ -15,10 +15,11 @@ from tidemill.distributed.sharding import ShardedModel
 from tidemill.features.batch import Batch
 from tidemill.features.feature_set import FeatureSet
 from tidemill.jobs.start import Start, from_rank_zero
+from tidemill.lineage.records import snapshot_digest
 from tidemill.publish.cut import Cutter
 from tidemill.publish.gate import Candidate, Gate
 from tidemill.publish.publisher import Publisher, PublishSettings
-from tidemill.publish.recovery import PublishCursor, absorb, open_releases, snapshot_digest
+from tidemill.publish.recovery import PublishCursor, absorb, open_releases
 from tidemill.publish.tracker import TouchedRows
 from tidemill.serving.generation import Change, Generation, next_generation
 from tidemill.serving.loader import LineageFolder, load_generation, load_snapshot, read_changes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import uuid
 from collections.abc import Iterable
@@ -16,6 +15,7 @@ from tidemill.contracts.serving import ServingStatus
 from tidemill.errors import CorruptError, LineageError, NotFoundError, StorageError
 from tidemill.lineage.handover import Confirmation
 from tidemill.lineage.liveness import Liveness, LivenessTracker
+from tidemill.lineage.records import snapshot_digest
 from tidemill.logs import event, log
 from tidemill.storage.base import Storage
 from tidemill.storage.commit import create_once
@@ -69,11 +69,6 @@ def is_deployed(root: Storage, lineage: str) -> bool:
 def _newest_number(root: Storage) -> int:
     numbers = (layout.deployment_number(info.key) for info in root.list("deployments/"))
     return max((number for number in numbers if number is not None), default=0)
-
-
-def snapshot_digest(root: Storage, lineage: str) -> str:
-    """SHA-256 of a lineage's snapshot.json, as a deployment names it. Raises NotFoundError if nothing was exported there."""
-    return hashlib.sha256(root.read(f"{lineage}/{layout.SNAPSHOT}")).hexdigest()
 
 
 def deploy(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 import threading
@@ -29,6 +30,14 @@ def new_run_id(clock: Clock | None = None) -> str:
     """A run's name: its start in UTC and a random part, so that names sort by start ("20240102T030405678-9f1c2a")."""
     now = datetime.fromtimestamp((clock or SystemClock()).time(), UTC)
     return f"{now:%Y%m%dT%H%M%S}{now.microsecond // 1000:03d}-{secrets.token_hex(3)}"
+
+
+def snapshot_digest(folder: Storage, lineage: str = "") -> str:
+    """SHA-256 of a lineage's snapshot.json, by which deployments, releases and cursors name it.
+
+    `lineage`: the lineage's folder inside the store, "" for a store rooted at it. Raises NotFoundError without a snapshot.
+    """
+    return hashlib.sha256(folder.read(f"{lineage}/{layout.SNAPSHOT}".lstrip("/"))).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import uuid
 from collections.abc import Callable, Mapping
@@ -26,6 +25,7 @@ from tidemill.publish.program import program_archive, with_dense
 from tidemill.storage.arrays import read_arrays
 from tidemill.storage.base import Chunk, ObjectInfo, Storage
 from tidemill.storage.commit import copy_object, create_once
+from tidemill.storage.files import write_file
 
 log = logging.getLogger(__name__)
 
@@ -136,7 +136,7 @@ def _write_files(
         tables=manifest.tables,
         table_files=[_copy_table(source, file, target, folder, number) for number, file in enumerate(manifest.table_files)],
         dense=_copy(source, dense, target, f"{folder}/dense.safetensors"),
-        program=_write(target, f"{folder}/program.pt2", archive),
+        program=write_file(target, f"{folder}/program.pt2", archive),
         pipeline=_copy(source, manifest.files["pipeline"], target, f"{folder}/{layout.PIPELINE}"),
         probes=None if options.probes is None else _write_probes(target, f"{folder}/probes.arrow", options.probes, outputs),
     )
@@ -153,11 +153,6 @@ def _copy(source: Storage, entry: FileEntry, target: Storage, key: str) -> FileE
     return entry.model_copy(update={"key": key})
 
 
-def _write(target: Storage, key: str, data: bytes) -> FileEntry:
-    target.write(key, data)
-    return FileEntry(key=key, size=len(data), sha256=hashlib.sha256(data).hexdigest())
-
-
 def _write_probes(target: Storage, key: str, probes: Probes, outputs: list[str]) -> ProbeRows:
     rows = probes.rows.slice(0, NUM_PROBE_ROWS).combine_chunks()
     scores = probes.score(rows)
@@ -170,7 +165,7 @@ def _write_probes(target: Storage, key: str, probes: Probes, outputs: list[str])
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, rows.schema) as writer:
         writer.write_table(rows)
-    entry = _write(target, key, sink.getvalue().to_pybytes())
+    entry = write_file(target, key, sink.getvalue().to_pybytes())
     return ProbeRows(rows=entry, scores={output: [float(score) for score in scores[output]] for output in outputs})
 
 

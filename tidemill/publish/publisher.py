@@ -20,7 +20,7 @@ from tidemill.lineage.terms import Writer, require_unfenced
 from tidemill.publish.cut import Cut, Cutter, Moment
 from tidemill.publish.gate import Candidate, Gate
 from tidemill.publish.recovery import PublishCursor, read_release
-from tidemill.storage.arrays import StoredFile, read_arrays, write_arrays
+from tidemill.storage.arrays import read_arrays, write_arrays
 from tidemill.storage.base import Storage
 from tidemill.storage.commit import create_once
 from tidemill.storage.parts import await_parts, write_part
@@ -162,10 +162,10 @@ class Publisher:
         folder, rank, moment = self._folder(cut), self._writer.rank, cut.moment
         key = f"{folder}/rank-{rank:05d}.safetensors"
         arrays, segments = _segments(cut, key)
-        files = [_entry(write_arrays(self._storage, key, arrays))] if arrays else []
+        files = [write_arrays(self._storage, key, arrays)] if arrays else []
         dense = None
         if cut.dense is not None:
-            dense = _entry(write_arrays(self._storage, f"{folder}/dense.safetensors", cut.dense))
+            dense = write_arrays(self._storage, f"{folder}/dense.safetensors", cut.dense)
         part = CutPart(
             rank=rank,
             term=self._writer.term,
@@ -312,7 +312,3 @@ def _finite_scores(moment: Moment) -> dict[str, list[float]] | None:
     if scores is None or not all(np.isfinite(values).all() for values in scores.values()):
         return None
     return {output: [float(value) for value in np.ravel(values)] for output, values in scores.items()}
-
-
-def _entry(stored: StoredFile) -> FileEntry:
-    return FileEntry(key=stored.key, size=stored.size, sha256=stored.sha256)

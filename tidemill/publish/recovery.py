@@ -47,11 +47,6 @@ class PublishCursor:
         self.sequence = max((int(state["sequence"]) for state in own), default=0)
 
 
-def snapshot_digest(storage: Storage) -> str:
-    """SHA-256 of the lineage's snapshot.json. Raises NotFoundError if there is no snapshot to publish on."""
-    return hashlib.sha256(storage.read(layout.SNAPSHOT)).hexdigest()
-
-
 def newest_sequence(storage: Storage) -> int:
     """The newest committed release; 0 if there is none."""
     numbers = (layout.release_sequence(info.key) for info in storage.list("releases/"))

@@ -20,6 +20,7 @@ from tidemill.serving.program import load_program
 from tidemill.serving.tables import BaseRows, Table, Tables, TablesEdit, base_table
 from tidemill.storage.arrays import read_arrays
 from tidemill.storage.base import Storage
+from tidemill.storage.files import require_bytes
 
 Position = tuple[int, int]
 """(term, sequence)"""
@@ -51,8 +52,7 @@ class LineageFolder:
             data = self.read(entry.key)
         except NotFoundError:
             raise CorruptError(f"{self.name}: {entry.key} is listed in a manifest, but isn't there") from None
-        if len(data) != entry.size or hashlib.sha256(data).hexdigest() != entry.sha256:
-            raise CorruptError(f"{self.name}: {entry.key} differs from its manifest (size {len(data)}, expected {entry.size})")
+        require_bytes(data, entry, where=f"{self.name}: {entry.key}")
         return data
 
     def read_arrays(self, entry: FileEntry) -> dict[str, np.ndarray]:

@@ -15,9 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from tidemill.contracts.files import FileEntry
 from tidemill.errors import CorruptError
 from tidemill.storage.base import Storage
 from tidemill.storage.commit import view
+from tidemill.storage.files import write_file
 
 _DTYPES = {
     "F64": "<f8",
@@ -40,15 +42,6 @@ _LONGEST_HEADER = 100_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class StoredFile:
-    """What a manifest says of a file: its key, its size in bytes, and the SHA-256 of its bytes (hexadecimal)."""
-
-    key: str
-    size: int
-    sha256: str
-
-
-@dataclass(frozen=True, slots=True)
 class _Entry:
     """One tensor of a header; offsets count from the start of the data."""
 
@@ -61,7 +54,7 @@ class _Entry:
 
 def write_arrays(
     storage: Storage, key: str, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None
-) -> StoredFile:
+) -> FileEntry:
     """Write arrays as one safetensors file, replacing one that is there.
 
     Contiguous little-endian arrays go to the store without a copy, so they must not change until this returns. The bytes depend
@@ -72,11 +65,7 @@ def write_arrays(
         ((name, _portable(name, array)) for name, array in arrays.items()), key=lambda pair: (-pair[1].itemsize, pair[0])
     )
     chunks = [memoryview(_header(ordered, metadata or {})), *(_bytes_of(array) for _, array in ordered)]
-    digest = hashlib.sha256()
-    for chunk in chunks:
-        digest.update(chunk)
-    storage.write(key, *chunks)
-    return StoredFile(key, sum(len(chunk) for chunk in chunks), digest.hexdigest())
+    return write_file(storage, key, *chunks)
 
 
 def read_arrays(storage: Storage, key: str, *, sha256: str | None = None, size: int | None = None) -> dict[str, np.ndarray]:

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tidemill.contracts.files import FileEntry
 from tidemill.errors import CorruptError
-from tidemill.storage.arrays import StoredFile, read_arrays, read_arrays_and_metadata, read_metadata, write_arrays
+from tidemill.storage.arrays import read_arrays, read_arrays_and_metadata, read_metadata, write_arrays
 from tidemill.storage.base import Storage
 
 __all__ = [
-    "StoredFile",
     "TableShard",
     "assemble",
     "overlap",
@@ -75,7 +75,7 @@ def split_tensor_name(name: str) -> tuple[str, str]:
     return table, tensor
 
 
-def write_shards(storage: Storage, key: str, shards: Sequence[TableShard], metadata: Mapping[str, str] | None = None) -> StoredFile:
+def write_shards(storage: Storage, key: str, shards: Sequence[TableShard], metadata: Mapping[str, str] | None = None) -> FileEntry:
     """Write shards of different tables into one file. Raises ValueError if two are of the same table."""
     arrays: dict[str, np.ndarray] = {}
     rows: dict[str, str] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import uuid
 
 import pyarrow as pa
@@ -13,6 +12,7 @@ from tidemill.contracts.files import FileEntry
 from tidemill.contracts.output import OutputManifest
 from tidemill.storage.base import Storage
 from tidemill.storage.commit import copy_object
+from tidemill.storage.files import write_file
 
 PART_BYTES = 128 << 20
 
@@ -73,8 +73,7 @@ class ParquetOutput:
         pq.write_table(pa.concat_tables(self._gathered), sink)
         data = sink.getvalue()
         key = f"{self._folder}/{layout.output_part(len(self._parts))}"
-        self._storage.write(key, memoryview(data))
-        self._parts.append(FileEntry(key=key, size=data.size, sha256=hashlib.sha256(memoryview(data)).hexdigest()))
+        self._parts.append(write_file(self._storage, key, memoryview(data)))
         self._gathered, self._bytes = [], 0
 
 

@@ -25,12 +25,12 @@ from tidemill.lineage.cycle import (
     plan,
     serve_command,
 )
-from tidemill.lineage.deployments import deploy, deployments, is_deployed, lineage_date, newest_deployment, snapshot_digest
+from tidemill.lineage.deployments import deploy, deployments, is_deployed, lineage_date, newest_deployment
 from tidemill.lineage.handover import PredecessorView, SuccessorView, Switch, switch_due
 from tidemill.lineage.liveness import Liveness, LivenessTracker
 from tidemill.lineage.orchestrators.children import Children, ChildSpec, RestartPolicy
 from tidemill.lineage.progress import ProgressReader
-from tidemill.lineage.records import read_lineage, run_records
+from tidemill.lineage.records import read_lineage, run_records, snapshot_digest
 from tidemill.logs import event, log
 from tidemill.storage.backends.local import LocalStorage
 from tidemill.storage.base import Storage
