@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.checkpoint.ranks import TABLES, Ranks, RealWaits, assert_tables_of, capture_of, empty_shards, fill, shard
+from tests.checkpoint.ranks import TABLES, Ranks, ShortWaits, assert_tables_of, capture_of, empty_shards, fill, shard
 from tidemill.checkpoint.capture import Staging
 from tidemill.checkpoint.restore import (
     latest_checkpoint,
@@ -243,8 +243,11 @@ def test_another_runs_checkpoint_of_the_same_term_and_step_is_never_replaced(sto
 def test_a_rank_that_never_writes_fails_the_save_and_the_next_one_works(storage):
     silent = FaultyStorage(storage)
     silent.fail_at(1, 2, 3)
-    ranks = Ranks([storage, silent], 2, part_timeout_s=5.0, clock=RealWaits())
+    clock = ShortWaits()
+    clock.rushing = True
+    ranks = Ranks([storage, silent], 2, clock=clock)
     assert not ranks.save(5)
+    clock.rushing = False
     assert ranks.managers[1].settled == (1, False)
     assert latest_checkpoint(storage) is None
     assert ranks.save(6)
@@ -256,7 +259,7 @@ def test_a_part_that_fails_once_is_written_again(storage):
     faulty = FaultyStorage(storage)
     faulty.fail_at(2)
     faulty.fail_after(5)
-    ranks = Ranks([storage, faulty], 2, part_timeout_s=60.0, clock=RealWaits())
+    ranks = Ranks([storage, faulty], 2, clock=ShortWaits())
     assert ranks.save(5)
     ranks.close()
     assert_tables_of(storage, latest_checkpoint(storage)[1], 5, 3)
