@@ -185,8 +185,9 @@ def failures(director: Director, findings: Findings) -> list[str]:
         found.append(
             f"the retired lineage ended with {story.restart_exit_code} when it was started again, not {RetiredError.exit_code}"
         )
-    if findings.scored is None:
-        found.append("no random impressions of day T were scored")
+    aucs = findings.scored.aucs() if findings.scored else {}
+    if share_closed(aucs.get("frozen"), aucs.get("online"), aucs.get("best_possible")) is None:
+        found.append("which share of the distance the online model closes can't be told")
     return found
 
 

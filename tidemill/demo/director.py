@@ -18,6 +18,7 @@ from tidemill.contracts.release import ReleaseManifest
 from tidemill.data.click_world import write_day
 from tidemill.demo.chaos import Chaos
 from tidemill.demo.folder import DemoFolder
+from tidemill.demo.freshness import next_offsets
 from tidemill.demo.frozen import FrozenModel
 from tidemill.demo.plan import FIRST_DAY, PARTITIONS, TOPIC, DemoPlan, demo_world
 from tidemill.demo.players import PlayOptions
@@ -29,7 +30,7 @@ from tidemill.demo.watch import Watcher
 from tidemill.errors import DeadlineError, LineageError, RetiredError, TidemillError
 from tidemill.lineage.cycle import StepName, commands, load_cycle
 from tidemill.lineage.deployments import serving_statuses
-from tidemill.lineage.orchestrators.children import ChildSpec
+from tidemill.lineage.orchestrators.children import ChildSpec, ChildState
 from tidemill.lineage.orchestrators.local import CycleResult, LocalCycle, child_name
 from tidemill.testing.broker import DevelopmentBroker
 
@@ -37,7 +38,8 @@ PLAYERS = "players"
 _POLL_S = 0.1
 _READY_TIMEOUT_S = 120.0
 _DRAIN_TIMEOUT_S = 90.0
-_RESTART_TIMEOUT_S = 60.0
+_RESTART_TIMEOUT_S = 120.0
+_STOP_TIMEOUT_S = 60.0
 # How children that are not awaited may end by themselves: a stream when it retires, also if it is started again after that.
 _GOOD_ENDS = {PLAYERS: {0}, StepName.TRAIN_STREAM: {0, RetiredError.exit_code}}
 
@@ -190,28 +192,35 @@ class Director:
 
     def _after(self, cycle: LocalCycle) -> None:
         with self._phase("the retired lineage is started again; the successor runs on"):
-            began = time.monotonic()
-            predecessor = self.story.dates[0]
-            name = f"again-{predecessor}"
-            cycle.children.start(ChildSpec(name, commands(cycle.config, predecessor, None)[StepName.TRAIN_STREAM]))
+            until = time.monotonic() + self.plan.after_switch_s
             if self._chaos is not None:
                 self._chaos.kill_soon()
-            self._await(lambda: cycle.children.state(name).status == "exited", _RESTART_TIMEOUT_S, "the retired lineage to refuse")
-            self.story.restart_exit_code = cycle.children.state(name).exit_code
-            self._note(f"the retired lineage refuses to start: exit code {self.story.restart_exit_code}")
-            chaos_done = lambda: self._chaos is None or self._chaos.is_done  # noqa: E731
-            self._await(
-                lambda: time.monotonic() - began >= self.plan.after_switch_s and chaos_done(),
-                _RESTART_TIMEOUT_S,
-                "the last seconds",
-            )
+            self._start_retired(cycle)
+            self._await(lambda: time.monotonic() >= until and self._chaos_is_done, _RESTART_TIMEOUT_S, "the last seconds")
         with self._phase("the players stop, the stream drains and ends"):
-            if cycle.children.stop(PLAYERS, deadline_s=30.0).exit_code != 0:
+            if _stop(cycle, PLAYERS).exit_code != 0:
                 raise LineageError(f"the players have failed; see {cycle.children.log_path(PLAYERS)}")
             lineage, ends = layout.lineage(self.story.dates[1]), self._topic_ends()
             self._await(lambda: _covers(newest_release(cycle, lineage), ends), _DRAIN_TIMEOUT_S, f"{lineage} to release everything")
-            stopped = cycle.children.stop(child_name(StepName.TRAIN_STREAM, self.story.dates[1]), deadline_s=60.0)
-            self.story.stream_exit_code = stopped.exit_code
+            self.story.stream_exit_code = _stop(cycle, child_name(StepName.TRAIN_STREAM, self.story.dates[1])).exit_code
+
+    def _start_retired(self, cycle: LocalCycle) -> None:
+        """Start the retired lineage's stream again, by the very command that started it before."""
+        date = self.story.dates[0]
+        name = f"again-{date}"
+        cycle.children.start(ChildSpec(name, commands(cycle.config, date, None)[StepName.TRAIN_STREAM]))
+
+        def has_ended() -> bool:
+            state = cycle.children.state(name)
+            self.story.restart_exit_code = state.exit_code if state is not None and state.status == "exited" else None
+            return self.story.restart_exit_code is not None
+
+        self._await(has_ended, _RESTART_TIMEOUT_S, "the retired lineage to refuse")
+        self._note(f"the retired lineage, started again, ends with exit code {self.story.restart_exit_code}")
+
+    @property
+    def _chaos_is_done(self) -> bool:
+        return self._chaos is None or self._chaos.is_done
 
     def _run_date(self, cycle: LocalCycle, date: str) -> CycleResult:
         result = cycle.run_date(date)
@@ -272,9 +281,13 @@ def newest_release(cycle: LocalCycle, lineage: str) -> ReleaseManifest | None:
     return ReleaseManifest.parse(cycle.root.read(max(found)), where=max(found))
 
 
-def _covers(release: ReleaseManifest | None, ends: dict[int, int]) -> bool:
-    from tidemill.demo.freshness import next_offsets
+def _stop(cycle: LocalCycle, name: str) -> ChildState:
+    state = cycle.children.stop(name, deadline_s=_STOP_TIMEOUT_S)
+    assert state is not None
+    return state
 
+
+def _covers(release: ReleaseManifest | None, ends: dict[int, int]) -> bool:
     if release is None:
         return False
     cut = next_offsets(release, TOPIC)

@@ -142,6 +142,7 @@ class Play:
         self._counts = {"requests": 0, "failed": 0, "impressions": 0, "undelivered": 0}
         self._last_error: str | None = None
         self._started_at: float | None = None
+        self._fault: BaseException | None = None
         self._stopping = asyncio.Event()
 
     async def run(self) -> None:
@@ -162,6 +163,8 @@ class Play:
         self._flush_logs()
         self._impressions.close()
         self._requests.close()
+        if self._fault is not None:
+            raise self._fault
 
     async def _await_server(self, client: Client) -> bool:
         until = time.monotonic() + _READY_TIMEOUT_S
@@ -194,11 +197,18 @@ class Play:
             task = asyncio.create_task(self._one(client, number, event_time))
             asking.add(task)
             task.add_done_callback(asking.discard)
+            task.add_done_callback(self._end_on_fault)
             number += 1
             self._next_event_time = day_start + number / self._options.requests_per_s * self._options.speed
             await asyncio.sleep(0)
         if asking:
             await asyncio.wait(asking, timeout=self._options.timeout_s)
+
+    def _end_on_fault(self, task: asyncio.Task[None]) -> None:
+        """A fault of ours, not of the server: end the play, and with an error."""
+        if not task.cancelled() and task.exception() is not None:
+            self._fault = task.exception()
+            self._stopping.set()
 
     async def _settle(self) -> None:
         """Wait until the broker has acknowledged everything."""
