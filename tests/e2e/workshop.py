@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,20 +72,22 @@ class Workshop:
     def root(self) -> Path:
         return self.folder / "root"
 
-    def tidemill(self, *arguments: str, ranks: int = 1, log: str = "log") -> subprocess.Popen:
-        """Start a command in a session of its own; its output goes to a file."""
+    def tidemill(
+        self, *arguments: str, ranks: int = 1, log: str = "log", environment: Mapping[str, str] | None = None
+    ) -> subprocess.Popen:
+        """Start a command in a session of its own; its output goes to a file. `environment`: variables beside our own."""
         launcher = [sys.executable, "-m", "tidemill"]
         if ranks > 1:
             launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
             launcher += ["-m", "tidemill"]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        variables = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
         with (self.folder / f"{log}.txt").open("ab") as output:
             return subprocess.Popen(
                 [*launcher, *arguments],
                 stdout=output,
                 stderr=output,
                 stdin=subprocess.DEVNULL,
-                env=environment,
+                env=variables,
                 start_new_session=True,
             )
 
@@ -120,9 +122,9 @@ def descendants(pid: int) -> list[int]:
     return [found for child in children for found in (child, *descendants(child))]
 
 
-def eventually(condition: Callable[[], bool], *, timeout_s: float, what: str) -> None:
+def eventually(condition: Callable[[], bool], *, timeout_s: float, what: str, pause_s: float = 0.05) -> None:
     """Wait until a condition holds."""
     until = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < until, f"not within {timeout_s} s: {what}"
-        time.sleep(0.05)
+        time.sleep(pause_s)
