@@ -64,7 +64,6 @@ def test_a_small_demo_with_chaos_loses_nothing(tmp_path: Path) -> None:
     assert report["verify"]["keys_compared"] > 0
     assert report["handover"]["restart_exit_code"] == 77
     assert sum(stage["p50"] for stage in report["freshness_s"]["stages"].values()) > 0
-    assert len(analysis.series(director, findings)["auc"]) == 24
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
