@@ -43,22 +43,3 @@ def test_all_scores_are_of_the_rows_that_have_an_online_score() -> None:
         "frozen": [0.01, 0.03],
         "best_possible": [0.4, 0.6],
     }
-
-
-def test_windows_cover_the_day_and_say_how_many_rows_they_have() -> None:
-    impressions = pa.table(
-        {
-            "event_id": ["a", "b", "c", "d"],
-            "event_time": [100.0, 109.0, 110.0, 129.0],
-            "click": [0, 1, 1, 0],
-            "served_score": [0.1, 0.2, 0.3, 0.1],
-            "true_probability": [0.4, 0.5, 0.6, 0.1],
-        }
-    )
-    online = pa.table({"event_id": ["a", "b", "c", "d"], "score": [0.7, 0.6, 0.9, 0.2]})
-    windows = score_rows(impressions, online, np.zeros(4)).aucs_by_window(100.0, 10.0, 3)
-    assert [window["rows"] for window in windows] == [2, 1, 1]
-    assert windows[0]["served"] == 1.0
-    assert windows[0]["online"] == 0.0
-    assert windows[0]["frozen"] == 0.5
-    assert windows[1]["served"] is None

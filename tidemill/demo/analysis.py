@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidemill.contracts import layout
-from tidemill.data.click_world import DAY_S
 from tidemill.demo.director import Director, Story
 from tidemill.demo.folder import DemoFolder
 from tidemill.demo.freshness import Freshness, measure, read_swaps
@@ -29,9 +27,6 @@ from tidemill.storage.open import open_storage
 
 if TYPE_CHECKING:
     from tidemill.jobs.verify import Verification
-
-_WINDOWS = 24
-_SERIES_POINTS = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,29 +207,3 @@ def timeline(story: Story, root: Storage) -> list[dict[str, Any]]:
 def _midnight_at(story: Story) -> float | None:
     ends = [end for name, _, end in story.phases if name.startswith("day T (") and "learns" in name]
     return ends[0] if ends else None
-
-
-def series(director: Director, findings: Findings) -> dict[str, Any]:
-    """series.json: what the plots show."""
-    story, scored, freshness = director.story, findings.scored, findings.freshness
-    start, stop = story.boundaries
-    return {
-        "auc": scored.aucs_by_window(start, DAY_S / _WINDOWS, math.ceil((stop - start) / (DAY_S / _WINDOWS))) if scored else [],
-        "lineages": [sample for sample in director.state.samples if sample["event_time"] is not None],
-        "freshness": _thinned(freshness) if freshness else {},
-        "handover": timeline(story, open_storage(director.folder.root)),
-        "kills": [{"at": at, "lineage": lineage} for at, lineage in story.kills],
-        "started_at": director.state.started_at,
-        "play_started_at": story.play_started_at,
-    }
-
-
-def _thinned(freshness: Freshness) -> dict[str, list[float]]:
-    """Medians of so many consecutive events that a plot has some hundred points."""
-    order = np.argsort(freshness.event_times, kind="stable")
-    blocks = np.array_split(order, min(_SERIES_POINTS, max(1, len(order))))
-    blocks = [block for block in blocks if len(block)]
-    return {
-        "event_time": [float(np.median(freshness.event_times[block])) for block in blocks],
-        "total_s": [float(np.median(freshness.total_s[block])) for block in blocks],
-    }

@@ -63,18 +63,25 @@ def run_demo(settings: DemoSettings, say: Callable[[str], None] = print) -> int:
 
 
 def write_report(director: Director, folder: Path, began: float, error: TidemillError | None, say: Callable[[str], None]) -> bool:
-    """Measure, write report.json and series.json into `folder`, and say the summary. Returns whether all is as it must be."""
+    """Measure, write report.json, series.json, plots and report.html into `folder`, and say the summary.
+
+    Returns whether all is as it must be.
+    """
     from tidemill.demo import analysis
+    from tidemill.demo.report_html import REPORT, SERIES, render
+    from tidemill.demo.series import series
 
     findings = analysis.analyse(director)
     text = None if error is None else f"{type(error).__name__}: {error}"
     report = analysis.report(director, findings, wall_s=time.time() - began, error=text)
     folder.mkdir(parents=True, exist_ok=True)
     options = orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
-    (folder / "report.json").write_bytes(orjson.dumps(report, option=options))
-    (folder / "series.json").write_bytes(orjson.dumps(analysis.series(director, findings), option=options))
+    (folder / REPORT).write_bytes(orjson.dumps(report, option=options))
+    (folder / SERIES).write_bytes(orjson.dumps(series(director, findings), option=options))
+    page = render(folder)
     say("")
     say(summary(report))
+    say(f"{'report':20} {page}")
     return bool(report["ok"])
 
 

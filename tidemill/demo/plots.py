@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from datetime import UTC, datetime
-from itertools import pairwise
+from datetime import UTC
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ _SERVED, _ONLINE, _FROZEN, _BEST = "#0072b2", "#009e73", "#d55e00", "#8a8f98"
 _PREDECESSOR, _SUCCESSOR, _FAILED = "#8f5aa8", "#0072b2", "#c1121f"
 _STAGE_COLOURS = ("#cfd8e3", "#9db8d2", "#5b92c0", "#2a6f97", "#e9c46a", "#f4a261", "#e07a5f", "#9b5de5")
 _DPI = 150
-_STYLE: dict[str, Any] = {
+_STYLE: Any = {
     "font.size": 10,
     "font.family": "DejaVu Sans",
     "axes.edgecolor": _QUIET,
@@ -83,8 +82,8 @@ def auc_by_event_time(report: Json, series: Json) -> Figure | None:
         values = [float("nan") if point[name] is None else point[name] for point in points]
         axes.plot(times, values, style, color=colour, linewidth=width, label=label)
     _mark(axes, _event_marks(series))
-    axes.set_title("What learning by the second is worth", pad=26)
-    axes.set_ylabel(f"AUC on random impressions, last {series['window_s'] / 3600:.0f} h")
+    axes.set_title("What learning by the second is worth", pad=20)
+    axes.set_ylabel(f"AUC on random impressions ({series['window_s'] / 3600:.0f} h windows)")
     axes.set_xlabel(f"event time (UTC); 1 s of the demo plays {series['speed'] / 60:.0f} min")
     _hours(axes)
     axes.margins(x=0.01)
@@ -93,29 +92,33 @@ def auc_by_event_time(report: Json, series: Json) -> Figure | None:
 
 
 def freshness_waterfall(report: Json, series: Json) -> Figure | None:
-    """Where the time from an event to the first answer that reflects it goes; p50 and p99 of each stage, stacked."""
+    """Where the time from an event to the first answer that reflects it goes: a bar of stages for p50 and one for p99.
+
+    Each has an axis of its own, since one killed trainer makes the p99 many times the p50.
+    """
     fresh = report.get("freshness_s") or {}
     stages = fresh.get("stages") or {}
     if fresh.get("p50") is None or not stages:
         return None
-    figure, axes = _figure(3.4)
-    for place, quantile in ((1, "p50"), (0, "p99")):
+    figure = Figure(figsize=(9, 4.2), layout="constrained")
+    for axes, quantile in zip(figure.subplots(2, 1), ("p50", "p99"), strict=True):
         left = 0.0
         for name, colour in zip(STAGES, _STAGE_COLOURS, strict=True):
             seconds = stages[name][quantile] or 0.0
-            label = f"{name}: {_seconds(stages[name]['p50'])} / {_seconds(stages[name]['p99'])}" if place else None
-            axes.barh(place, seconds, 0.56, left=left, color=colour, edgecolor="white", linewidth=0.8, label=label)
+            label = f"{name}  {_seconds(stages[name]['p50'])} / {_seconds(stages[name]['p99'])}"
+            axes.barh(0, seconds, 0.6, left=left, color=colour, edgecolor="white", linewidth=0.8, label=label)
             left += seconds
-        axes.plot([fresh[quantile]] * 2, [place - 0.36, place + 0.36], color=_INK, linewidth=1.6)
-        text = f" {quantile} of the whole: {_seconds(fresh[quantile])}"
-        axes.annotate(text, (max(left, fresh[quantile]), place), va="center", xytext=(4, 0), textcoords="offset points", fontsize=9.5)
-    axes.set_yticks([1, 0], ["p50", "p99"])
-    axes.set_title("From an event to the first answer that reflects it")
-    axes.set_xlabel(f"seconds, over {fresh['events']:,} events; the stages' own quantiles side by side, so their sum isn't the whole's")
-    axes.grid(visible=False, axis="y")
-    axes.margins(x=0.22)
-    axes.set_xlim(left=0)
-    _legend_below(figure, axes, 4, title="stage: p50 / p99")
+        axes.plot([fresh[quantile]] * 2, [-0.42, 0.42], color=_INK, linewidth=2)
+        axes.annotate(_seconds(fresh[quantile]), (fresh[quantile], 0.42), ha="center", va="bottom", fontsize=10, weight="bold")
+        axes.set_yticks([0], [quantile])
+        axes.set_ylim(-0.5, 0.75)
+        axes.set_xlim(0, 1.06 * max(left, fresh[quantile]))
+        axes.grid(visible=False, axis="y")
+    figure.suptitle("From an event to the first answer that reflects it", x=0.02, ha="left", weight="bold", fontsize=12)
+    axes.set_xlabel(
+        f"seconds, {fresh['events']:,} events; black: the whole. Each stage's own quantile, so a bar's length isn't the whole's"
+    )
+    _legend_below(figure, axes, 4, title="stage  p50 / p99")
     return figure
 
 
@@ -137,7 +140,7 @@ def handover_timeline(report: Json, series: Json) -> Figure | None:
         upper.plot(kill["at"] - origin, 0, "x", color=_FAILED, markersize=9, mew=2.2, clip_on=False, zorder=5)
         if not number:
             upper.plot([], [], "x", color=_FAILED, mew=2.2, label="SIGKILL to the trainer")
-    upper.set_title("The hand-over: the old line serves until the new one has taken over", pad=24)
+    upper.set_title("The hand-over: the old line serves until the new one has taken over", pad=20)
     upper.legend(loc="upper left", fontsize=9)
     lower.set_xlabel("seconds since the first request")
     key = "   ".join(f"{number} {moment} ({at:.0f} s)" for number, (at, moment) in enumerate(marks, start=1))
@@ -153,7 +156,10 @@ def auc_by_block(report: Json, series: Json) -> Figure | None:
         return None
     figure, axes = _figure(4.4)
     numbers = [block["block"] for block in blocks]
-    lines = (("auc_online", "online, before it trained on the row", _ONLINE, "o-"), ("auc_frozen", "frozen daily model", _FROZEN, "s--"))
+    lines = (
+        ("auc_online", "online, before it trained on the row", _ONLINE, "o-"),
+        ("auc_frozen", "frozen daily model", _FROZEN, "s--"),
+    )
     for name, label, colour, style in lines:
         axes.plot(numbers, [block[name] for block in blocks], style, color=colour, linewidth=2, markersize=6, label=label)
     low, high = found["interval_95"]
@@ -181,54 +187,47 @@ def _lags(axes: Axes, samples: list[Json], origin: float, speed: float) -> None:
 
 
 def _requests(axes: Axes, points: list[Json], origin: float) -> None:
-    times = [point["at"] - origin for point in points]
+    times, failed = [point["at"] - origin for point in points], sum(point["failed"] for point in points)
     axes.fill_between(times, [point["answered"] for point in points], step="post", color=_SERVED, alpha=0.25, linewidth=0)
     axes.step(times, [point["answered"] for point in points], where="post", color=_SERVED, linewidth=1.2, label="answered")
-    axes.step(times, [point["failed"] for point in points], where="post", color=_FAILED, linewidth=1.6, label="failed")
+    axes.step(
+        times, [point["failed"] for point in points], where="post", color=_FAILED, linewidth=1.6, label=f"failed ({failed} in all)"
+    )
     axes.set_ylabel("requests/s")
-    axes.set_ylim(bottom=0)
     axes.margins(x=0.01)
-    failed = sum(point["failed"] for point in points)
-    axes.legend(loc="upper left", fontsize=9, ncols=2, title=f"{failed} failed in all", title_fontsize=9, alignment="left")
+    axes.set_ylim(0, 1.3 * max(point["answered"] for point in points) if points else 1)
+    axes.legend(loc="upper left", fontsize=9, ncols=2)
 
 
-def _event_marks(series: Json) -> list[tuple[datetime, str]]:
+def _event_marks(series: Json) -> list[tuple[float, str]]:
     """Midnight and the switch, in event time."""
     marks = [(_utc(series["midnight_event_time"]), "midnight")]
-    origin = series.get("play_started_at")
-    moments = {point["moment"]: point["at"] for point in series["handover"]}
-    if origin is not None and "serving switched" in moments:
-        played = (moments["serving switched"] - origin) * series["speed"]
-        marks.append((_utc(series["play_starts_event_time"] + played), "switch"))
+    if series.get("switch_event_time") is not None:
+        marks.append((_utc(series["switch_event_time"]), "switch"))
     return marks
 
 
-def _mark(axes: Axes, marks: Iterable[tuple[Any, str]], *, numbered: bool = False) -> None:
-    """Vertical lines with their names above the plot: by number where names would run into each other."""
-    ordered = list(marks)
-    levels = _levels([mark for mark, _ in ordered], axes) if numbered else [0] * len(ordered)
-    for number, ((at, name), level) in enumerate(zip(ordered, levels, strict=True), start=1):
+def _mark(axes: Axes, marks: Iterable[tuple[float, str]], *, numbered: bool = False) -> None:
+    """Vertical lines with their names, or numbers, above the plot."""
+    ordered = [(at, str(number) if numbered else name) for number, (at, name) in enumerate(marks, start=1)]
+    for at, _ in ordered:
         axes.axvline(at, color=_QUIET, linewidth=0.9, linestyle=":")
-        axes.annotate(
-            str(number) if numbered else name,
-            (at, 1.0),
-            xycoords=axes.get_xaxis_transform(),
-            xytext=(0, 4 + 11 * level),
-            textcoords="offset points",
-            ha="center",
-            fontsize=9,
-            color=_INK,
-        )
-
-
-def _levels(places: list[float], axes: Axes) -> list[int]:
-    """Alternate heights for marks that lie closer than 2 % of the axis."""
     left, right = axes.get_xlim()
-    levels = [0] * len(places)
-    for number, (before, after) in enumerate(pairwise(places), start=1):
-        if after - before < 0.02 * (right - left):
-            levels[number] = 1 - levels[number - 1]
-    return levels
+    for group in _groups(ordered, 0.025 * (right - left)):
+        text = group[0][1] if len(group) == 1 else f"{group[0][1]}-{group[-1][1]}"
+        middle = (group[0][0] + group[-1][0]) / 2
+        axes.text(middle, 1.02, text, transform=axes.get_xaxis_transform(), ha="center", fontsize=9, color=_INK)
+
+
+def _groups(marks: list[tuple[float, str]], distance: float) -> list[list[tuple[float, str]]]:
+    """Marks whose names would run into each other, together."""
+    groups: list[list[tuple[float, str]]] = []
+    for mark in marks:
+        if groups and mark[0] - groups[-1][-1][0] < distance:
+            groups[-1].append(mark)
+        else:
+            groups.append([mark])
+    return groups
 
 
 def _figure(height: float) -> tuple[Figure, Axes]:
@@ -238,7 +237,9 @@ def _figure(height: float) -> tuple[Figure, Axes]:
 
 def _legend_below(figure: Figure, axes: Axes, columns: int, title: str | None = None) -> None:
     handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower left", ncols=columns, fontsize=9, title=title, title_fontsize=9, alignment="left")
+    figure.legend(
+        handles, labels, loc="outside lower left", ncols=columns, fontsize=9, title=title, title_fontsize=9, alignment="left"
+    )
 
 
 def _hours(axes: Axes) -> None:
@@ -247,8 +248,9 @@ def _hours(axes: Axes) -> None:
     axes.xaxis.set_major_formatter(mdates.ConciseDateFormatter(locator, tz=UTC))
 
 
-def _utc(seconds: float) -> datetime:
-    return datetime.fromtimestamp(seconds, UTC)
+def _utc(seconds: float) -> float:
+    """Unix seconds as matplotlib counts time: days since 1970."""
+    return seconds / 86400
 
 
 def _seconds(seconds: float | None) -> str:

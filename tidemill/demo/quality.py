@@ -24,16 +24,6 @@ class ScoredRows:
     def aucs(self) -> dict[str, float | None]:
         return {name: auc(self.clicks, scores) for name, scores in self.scores.items()}
 
-    def aucs_by_window(self, start: float, window_s: float, num_windows: int) -> list[dict[str, float | int | None]]:
-        """AUCs of each window of event time, with its number of rows."""
-        windows: list[dict[str, float | int | None]] = []
-        numbers = ((self.event_times - start) // window_s).astype(np.int64)
-        for number in range(num_windows):
-            inside = numbers == number
-            aucs = {name: auc(self.clicks[inside], scores[inside]) for name, scores in self.scores.items()}
-            windows.append({"event_time": start + number * window_s, "rows": int(inside.sum()), **aucs})
-        return windows
-
 
 def auc(labels: np.ndarray, scores: np.ndarray) -> float | None:
     """Exact area under the ROC curve, ties counting half; None with rows of one class only (or none)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -15,6 +16,7 @@ from tidemill.demo.director import Director
 from tidemill.demo.freshness import Freshness
 from tidemill.demo.playlog import IMPRESSION_SCHEMA, IMPRESSIONS, REQUEST_SCHEMA, REQUESTS, ArrowTail
 from tidemill.demo.quality import ScoredRows, auc, score_rows
+from tidemill.lineage.records import run_records
 from tidemill.storage.base import Storage
 from tidemill.storage.open import open_storage
 
@@ -23,6 +25,7 @@ _STEP_S = HOUR_S / 2
 _MIN_ROWS = 500
 """Below so many rows the AUC of a window says little."""
 _POINTS = 400
+_CONFIRMED = "confirmed: first answer"
 
 
 def series(director: Director, findings: Findings) -> dict[str, Any]:
@@ -32,17 +35,19 @@ def series(director: Director, findings: Findings) -> dict[str, Any]:
     impressions = ArrowTail(director.folder.players / IMPRESSIONS, IMPRESSION_SCHEMA).read()
     requests = ArrowTail(director.folder.players / REQUESTS, REQUEST_SCHEMA).read()
     scored = _scored(director, root, impressions) if director.frozen.is_loaded else None
+    moments = hand_over_moments(root, story.dates, timeline(story, root), requests)
     return {
         "auc": rolling_aucs(scored) if scored else [],
         "lineages": [sample for sample in director.state.samples if sample["event_time"] is not None],
         "requests": requests_by_second(requests),
         "freshness": _thinned(findings.freshness) if findings.freshness else {},
-        "handover": timeline(story, root),
+        "handover": moments,
         "kills": [{"at": at, "lineage": lineage} for at, lineage in story.kills],
         "started_at": director.state.started_at,
         "play_started_at": story.play_started_at,
         "play_starts_event_time": story.boundaries[0],
         "midnight_event_time": story.boundaries[1],
+        "switch_event_time": _switch_event_time(moments, requests),
         "speed": director.plan.speed,
         "window_s": _WINDOW_S,
     }
@@ -64,6 +69,33 @@ def _scored(director: Director, root: Storage, impressions: pa.Table) -> ScoredR
         np.concatenate([part.clicks for part in parts]),
         {name: np.concatenate([part.scores[name] for part in parts]) for name in parts[0].scores},
     )
+
+
+def hand_over_moments(
+    root: Storage, dates: tuple[str, str], known: list[dict[str, Any]], requests: pa.Table
+) -> list[dict[str, Any]]:
+    """The moments of a hand-over in their order: those that are known, the mark, and when the switch showed in an answer."""
+    moments = list(known)
+    prefix = layout.lineage(dates[0])
+    for record in run_records(root, prefix=prefix):
+        lines = root.read(f"{prefix}/{layout.run(record.run_id)}/{layout.EVENTS}").splitlines()
+        marked = [orjson.loads(line)["at"] for line in lines if b'"handover.marked"' in line]
+        moments += [{"moment": "caught up: mark set", "at": at} for at in marked]
+    good = pc.and_(pc.equal(requests["lineage"], layout.lineage(dates[1])), pc.equal(requests["status"], 200))
+    answered = requests.filter(pc.fill_null(good, False))
+    if answered.num_rows:
+        at = float(np.min(answered["sent_at"].to_numpy() + answered["latency_s"].to_numpy()))
+        moments.append({"moment": _CONFIRMED, "at": at})
+    return sorted(moments, key=lambda moment: moment["at"])
+
+
+def _switch_event_time(moments: list[dict[str, Any]], requests: pa.Table) -> float | None:
+    """Event time of the first answer that the successor gave; None if it gave none."""
+    at = [moment["at"] for moment in moments if moment["moment"] == _CONFIRMED]
+    if not at:
+        return None
+    order = np.argsort(requests["sent_at"].to_numpy())
+    return float(np.interp(at[0], requests["sent_at"].to_numpy()[order], requests["event_time"].to_numpy()[order]))
 
 
 def rolling_aucs(scored: ScoredRows) -> list[dict[str, float | int | None]]:
