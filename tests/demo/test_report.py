@@ -1,100 +1,52 @@
 from __future__ import annotations
 
-import base64
-import re
-from html.parser import HTMLParser
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.demo.recorded import MOVIELENS, record
-from tidemill.demo.report_html import build_page, render
-from tidemill.errors import NotFoundError
+from tidemill.demo import analysis
+from tidemill.demo.director import Director
+from tidemill.demo.folder import claim
+from tidemill.demo.plan import demo_plan
+from tidemill.demo.summary import summary
+
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "demo.md"
 
 
-class _Page(HTMLParser):
-    """Tags, sources and text of a page; fails on tags that aren't closed in their order."""
-
-    VOID = frozenset({"meta", "img", "br", "link"})
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.sources: list[str] = []
-        self.text = ""
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.sources += [value or "" for name, value in attrs if name in ("src", "href")]
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
+@pytest.fixture
+def nothing_played(tmp_path: Path) -> dict[str, Any]:
+    """The report of a demo that was stopped before it began."""
+    director = Director(demo_plan(fast=True, chaos=False), 1, claim(tmp_path), print)
+    return analysis.report(director, analysis.analyse(director), wall_s=1.5, error="StopRequestedError: stopped on request")
 
 
-def _parse(text: str) -> _Page:
-    page = _Page()
-    page.feed(text)
-    page.close()
-    assert page.open == []
-    return page
+def names(report: dict[str, Any]) -> Iterator[str]:
+    for name, value in report.items():
+        if isinstance(value, dict):
+            yield from (f"{name}.{inner}" for inner in value)
+        else:
+            yield name
 
 
-def test_the_page_holds_its_plots_and_figures_and_needs_nothing_else(tmp_path: Path) -> None:
-    record(tmp_path)
-    text = render(tmp_path).read_text(encoding="utf-8")
-    page = _parse(text)
-    assert [source[:22] for source in page.sources] == ["data:image/png;base64,"] * 3
-    for name, source in zip(("auc.png", "freshness.png", "handover.png"), page.sources, strict=True):
-        assert base64.b64decode(source.partition(",")[2]) == (tmp_path / name).read_bytes()
-    assert "http" not in re.sub(r"data:image/png;base64,[A-Za-z0-9+/=]+", "", text)
-    for shown in ("5,126", "0.7383", "0.6689", "55 %", "1.06 s", "lineages/20260303", "133,276", "60,130", "killed 1 time"):
-        assert shown in page.text, shown
-    assert "Everything is as it must be." in page.text
+def test_a_demo_that_was_stopped_before_it_began_has_a_report_too(nothing_played: dict[str, Any]) -> None:
+    assert not nothing_played["ok"]
+    assert nothing_played["failures"] == ["it was not played to its end"]
+    assert nothing_played["requests"]["total"] == 0
+    assert nothing_played["share_closed"] is None
+    assert not nothing_played["handover"]["refuses_restart"]
+    text = summary(nothing_played)
+    assert "NOT OK" in text
+    assert "stopped on request" in text
 
 
-def test_each_figure_in_the_table_says_how_it_is_computed(tmp_path: Path) -> None:
-    rows = re.findall(
-        r"<tr><th>(.*?)</th><td class=\"value\">(.*?)</td><td class=\"how\">(.*?)</td></tr>", build_page(record(tmp_path), [])
-    )
-    assert len(rows) > 30
-    assert all(value and how.endswith(".") for _, value, how in rows)
+def test_every_field_of_a_report_is_documented(nothing_played: dict[str, Any]) -> None:
+    documented = REFERENCE.read_text(encoding="utf-8")
+    assert [name for name in names(nothing_played) if f"`{name}`" not in documented] == []
 
 
-def test_a_failed_demo_says_why_and_escapes_it(tmp_path: Path) -> None:
-    page = build_page(record(tmp_path, ok=False, failures=["3 of 9 requests <failed>"], error="DeadlineError: late"), [])
-    assert "3 of 9 requests &lt;failed&gt;; DeadlineError: late" in page
-    assert "as it must be." not in page
-
-
-def test_a_demo_that_was_stopped_early_still_gives_a_page(tmp_path: Path) -> None:
-    record(
-        tmp_path,
-        ok=False,
-        error="stopped",
-        auc=dict.fromkeys(("served", "online", "frozen", "best_possible")),
-        share_closed=None,
-        freshness_s={"p50": None, "p99": None},
-        rows={"undelivered": 0},
-    )
-    (tmp_path / "series.json").write_text('{"auc": [], "lineages": [], "handover": [], "kills": []}', encoding="utf-8")
-    page = _parse(render(tmp_path).read_text(encoding="utf-8"))
-    assert page.sources == []
-    assert "None" not in page.text
-
-
-def test_movielens_shows_blocks_interval_and_terms(tmp_path: Path) -> None:
-    record(tmp_path, movielens=MOVIELENS, data={"name": "movielens", "terms": "Terms & conditions"})
-    text = render(tmp_path).read_text(encoding="utf-8")
-    page = _parse(text)
-    assert (tmp_path / "movielens.png").read_bytes()[:4] == b"\x89PNG"
-    assert "+0.0300 to +0.0500" in page.text
-    assert "Terms & conditions" in page.text
-
-
-def test_without_a_report_the_error_names_the_file(tmp_path: Path) -> None:
-    with pytest.raises(NotFoundError, match=r"report\.json"):
-        render(tmp_path)
+def test_the_reference_names_the_fields_that_only_a_whole_play_has() -> None:
+    documented = REFERENCE.read_text(encoding="utf-8")
+    parts = ("in_stream", "trained_once", "lost", "doubled", "first_table", "second_table", "stream", "retired")
+    assert all(f"`rows.{name}`" in documented for name in parts)

@@ -8,7 +8,7 @@ from tidemill.demo.freshness import STAGES
 
 
 def summary(report: dict[str, Any]) -> str:
-    """A report as text of at most 80 columns and some 25 lines."""
+    """A report as text of some 20 lines."""
     requests, auc, fresh = report["requests"], report["auc"], report["freshness_s"]
     handover, rows, check = report["handover"], report["rows"], report["verify"]
     stages = fresh.get("stages") or {}
