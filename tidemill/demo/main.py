@@ -6,13 +6,14 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
 
 from tidemill import logs
+from tidemill.demo import live
 from tidemill.demo.director import Director, StopRequestedError
 from tidemill.demo.folder import claim
 from tidemill.demo.plan import demo_plan
@@ -43,12 +44,13 @@ def run_demo(settings: DemoSettings, say: Callable[[str], None] = print) -> int:
     plan = demo_plan(fast=settings.fast, chaos=settings.chaos)
     sink = logs.EventLog(folder.logs / "demo-events.jsonl")
     logs.send_events_to(sink)
-    director = Director(plan, settings.seed, folder, say)
+    on_terminal = live.is_terminal()
+    director = Director(plan, settings.seed, folder, _say_nothing if on_terminal else say)
     error: TidemillError | None = None
     try:
         with _stopped_by_signals(director.stop):
             try:
-                with _status_lines(director, say):
+                with _live_view(director) if on_terminal else _status_lines(director, say):
                     director.run()
             except TidemillError as problem:
                 error = problem
@@ -83,6 +85,14 @@ def write_report(director: Director, folder: Path, began: float, error: Tidemill
     say(summary(report))
     say(f"{'report':20} {page}")
     return bool(report["ok"])
+
+
+def _live_view(director: Director) -> AbstractContextManager[None]:
+    return live.live_view(director.state, {"k": director.kill_trainer, "q": director.stop})
+
+
+def _say_nothing(text: str) -> None:
+    """What is said stands in the live view's notes."""
 
 
 @contextmanager

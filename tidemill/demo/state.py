@@ -8,6 +8,16 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 
+@dataclass(frozen=True, slots=True)
+class ReleaseState:
+    """A committed release. `rows`: changed embedding rows, all tables."""
+
+    sequence: int
+    step: int
+    rows: int
+    committed_at: float
+
+
 @dataclass(slots=True)
 class LineageState:
     """One lineage, as its documents show it. Event times are Unix seconds, lags are event time behind the players."""
@@ -21,6 +31,8 @@ class LineageState:
     lag_s: float | None = None
     sequence: int | None = None
     """Newest committed release."""
+    releases: deque[ReleaseState] = field(default_factory=lambda: deque(maxlen=8))
+    """The newest ones, the newest last."""
     restarts: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     """Progressive metrics of the last window."""

@@ -13,9 +13,10 @@ import pyarrow.compute as pc
 
 from tidemill.contracts import layout
 from tidemill.contracts.progress import read_progress
+from tidemill.contracts.release import ReleaseManifest
 from tidemill.demo.playlog import IMPRESSION_SCHEMA, IMPRESSIONS, ArrowTail, read_status
 from tidemill.demo.quality import auc
-from tidemill.demo.state import DemoState, LineageState
+from tidemill.demo.state import DemoState, LineageState, ReleaseState
 from tidemill.errors import NotFoundError, TidemillError
 from tidemill.lineage.deployments import serving_statuses
 from tidemill.lineage.orchestrators.children import Children
@@ -65,7 +66,7 @@ class Watcher:
             try:
                 self._look()
             except Exception as error:  # noqa: BLE001 - the worker loop: the view may be stale, the demo goes on
-                log.warning("the demo's watcher: %s", error)
+                log.warning("the demo's watcher: %r", error)
 
     def _look(self) -> None:
         state, now = self._state, time.time()
@@ -107,8 +108,21 @@ class Watcher:
             lineage.status = names.get(child.status, "down")
         runs = run_records(self._root, prefix=lineage.name)
         lineage.sequence = max((run.sequence for run in runs if run.sequence is not None), default=None)
+        self._look_for_releases(lineage)
         if state.event_time is not None and lineage.watermark is not None:
             lineage.lag_s = max(0.0, state.event_time - lineage.watermark)
+
+    def _look_for_releases(self, lineage: LineageState) -> None:
+        """Read the manifests that have come since the last look; sequences have no gaps."""
+        while True:
+            sequence = lineage.releases[-1].sequence + 1 if lineage.releases else 1
+            key = f"{lineage.name}/{layout.release(sequence)}"
+            try:
+                found = ReleaseManifest.parse(self._root.read(key), where=key)
+            except NotFoundError:
+                return
+            rows = sum(segment.upserts + segment.deletes for segment in found.segments)
+            lineage.releases.append(ReleaseState(sequence, found.step, rows, found.stages.committed_at))
 
     def _look_at_server(self) -> None:
         state, server = self._state, self._state.server
