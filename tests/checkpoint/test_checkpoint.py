@@ -12,9 +12,9 @@ from tests.checkpoint.ranks import TABLES, Ranks, ShortWaits, assert_tables_of, 
 from tidemill.checkpoint.capture import Staging
 from tidemill.checkpoint.restore import (
     latest_checkpoint,
+    read_arrays_of,
     read_checkpoint,
     read_dataloader_state,
-    read_file,
     read_rank_states,
     read_table,
     restore_tables,
@@ -54,8 +54,10 @@ def test_everything_else_comes_back_too(storage):
     manifest = saved(storage, 5, 2, pipeline="model_dir: x")
     assert (manifest.step, manifest.term, manifest.examples, manifest.watermark) == (5, 1, 50, 1.7e9 + 5)
     assert manifest.state == {"passes_completed": 1, "schedule": {"steps": 5}}
-    assert np.array_equal(read_file(storage, manifest, "dense")["layer.weight"], np.full((2, 2), 5, np.float32))
-    assert np.array_equal(read_file(storage, manifest, "dense_optimizer")["layer.weight/exp_avg"], np.full((2, 2), -5, np.float32))
+    assert np.array_equal(read_arrays_of(storage, manifest, "dense")["layer.weight"], np.full((2, 2), 5, np.float32))
+    assert np.array_equal(
+        read_arrays_of(storage, manifest, "dense_optimizer")["layer.weight/exp_avg"], np.full((2, 2), -5, np.float32)
+    )
     assert storage.read(manifest.files["pipeline"].key) == b"model_dir: x"
     state = read_dataloader_state(storage, manifest)
     assert (state.passes_completed, state.watermark) == (1, 1.7e9 + 5)
@@ -164,8 +166,8 @@ def test_a_changed_digit_in_the_dataloader_state_is_found(storage):
 def _read_all(storage, manifest):
     for rank in range(2):
         restore_tables(storage, manifest, empty_shards(rank, 2))
-    read_file(storage, manifest, "dense")
-    read_file(storage, manifest, "dense_optimizer")
+    read_arrays_of(storage, manifest, "dense")
+    read_arrays_of(storage, manifest, "dense_optimizer")
     read_dataloader_state(storage, manifest)
     read_rank_states(storage, manifest)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoint.ranks import Ranks, ShortWaits, assert_tables_of
-from tidemill.checkpoint.restore import latest_checkpoint, read_dataloader_state, read_file, read_rank_states
+from tidemill.checkpoint.restore import latest_checkpoint, read_arrays_of, read_dataloader_state, read_rank_states
 from tidemill.storage.backends.local import LocalStorage
 from tidemill.testing.faulty_storage import FaultyStorage, SimulatedCrash
 
@@ -27,7 +27,7 @@ def require_whole(storage, steps) -> int:
     manifest = newest[1]
     assert manifest.step in steps
     assert_tables_of(storage, manifest, manifest.step, 2)
-    assert read_file(storage, manifest, "dense")["layer.weight"][0, 0] == manifest.step
+    assert read_arrays_of(storage, manifest, "dense")["layer.weight"][0, 0] == manifest.step
     assert read_dataloader_state(storage, manifest).watermark == 1.7e9 + manifest.step
     assert [state["feed"]["position"] for state in read_rank_states(storage, manifest)] == [manifest.step] * manifest.world_size
     return manifest.step

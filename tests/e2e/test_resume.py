@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.e2e.workshop import Workshop, eventually, kill
-from tidemill.checkpoint.restore import read_checkpoint, read_dataloader_state, read_file, read_table
+from tidemill.checkpoint.restore import read_arrays_of, read_checkpoint, read_dataloader_state, read_table
 from tidemill.data.split import SplitId
 from tidemill.jobs.ledger import check_ledger, read_steps
 from tidemill.storage.open import open_storage
@@ -23,7 +23,7 @@ def weights(folder: Path) -> dict[str, np.ndarray]:
     arrays = {f"{spec.name}": read_table(storage, manifest, spec.name) for spec in manifest.tables}
     arrays |= {f"{spec.name}/m": read_table(storage, manifest, spec.name, "momentum1") for spec in manifest.tables}
     for name in ("dense", "dense_optimizer"):
-        arrays |= {f"{name}/{key}": array for key, array in read_file(storage, manifest, name).items()}
+        arrays |= {f"{name}/{key}": array for key, array in read_arrays_of(storage, manifest, name).items()}
     return arrays
 
 

@@ -16,9 +16,9 @@ from tidemill.contracts.files import FileEntry, TableFile, TableSpec
 from tidemill.contracts.progress import DataloaderState
 from tidemill.distributed.sharding import LocalShard
 from tidemill.errors import CheckpointError, CorruptError, NotFoundError
-from tidemill.storage import files
 from tidemill.storage.arrays import read_arrays
 from tidemill.storage.base import Storage
+from tidemill.storage.files import read_file
 from tidemill.storage.shards import TableShard, assemble, read_shards
 
 log = logging.getLogger(__name__)
@@ -111,7 +111,12 @@ def read_table(storage: Storage, manifest: CheckpointManifest, table: str, tenso
     return assemble(_overlapping(storage, files, table, 0, spec.num_embeddings), table, tensor, 0, spec.num_embeddings)
 
 
-def read_file(storage: Storage, manifest: CheckpointManifest, name: str) -> dict[str, np.ndarray]:
+def dense_tensors(storage: Storage, manifest: CheckpointManifest) -> dict[str, torch.Tensor]:
+    """The dense weights by name, as tensors of their own."""
+    return {name: torch.from_numpy(np.array(array)) for name, array in read_arrays_of(storage, manifest, "dense").items()}
+
+
+def read_arrays_of(storage: Storage, manifest: CheckpointManifest, name: str) -> dict[str, np.ndarray]:
     """The arrays of one of the checkpoint's files ("dense", "dense_optimizer"), checked against its hash."""
     entry = manifest.files.get(name)
     if entry is None:
@@ -124,7 +129,7 @@ def read_dataloader_state(storage: Storage, manifest: CheckpointManifest) -> Dat
     entry = manifest.files.get("dataloader_state")
     if entry is None:
         raise CheckpointError(f"{storage.url}: step {manifest.step} has no dataloader_state file")
-    return DataloaderState.parse(files.read_file(storage, entry), where=f"{storage.url}/{entry.key}")
+    return DataloaderState.parse(read_file(storage, entry), where=f"{storage.url}/{entry.key}")
 
 
 def read_rank_states(storage: Storage, manifest: CheckpointManifest) -> list[dict[str, dict[str, Any]]]:

@@ -122,7 +122,8 @@ class HandoverConfig(Config):
     confirm_timeout_s: Seconds = 600.0
     """With `served`: how long to wait for the confirmation before raising the alarm; training goes on."""
     report_interval_s: Seconds | None = None
-    """Seconds from one progress report (and check) to the next; every log_step_count_steps if not given."""
+    """Seconds from one progress report (and check) to the next; every log_step_count_steps, and at least each second, if not
+    given."""
 
 
 class LineageConfig(Config):

@@ -7,27 +7,23 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import torch
 
-from tidemill.checkpoint.restore import read_checkpoint, read_file, restore_tables
+from tidemill.checkpoint.restore import read_checkpoint
 from tidemill.config.pipeline import PipelineConfig
 from tidemill.data.assignment import assign
 from tidemill.distributed.runtime import start_runtime
-from tidemill.distributed.sharding import shard
 from tidemill.errors import ConfigError
 from tidemill.features.feature_set import FeatureSet
 from tidemill.jobs import pipeline
 from tidemill.jobs.place import checkpoint_path
+from tidemill.jobs.scoring import restored_step
 from tidemill.lineage.records import run_records
-from tidemill.models.losses import build_losses
 from tidemill.models.model import build_model
 from tidemill.publish.export import NUM_PROBE_ROWS, Probes, SnapshotOptions, StoredCheckpoint, export_snapshot
 from tidemill.serving.loader import LineageFolder, load_snapshot
 from tidemill.serving.predictor import Predictor
 from tidemill.storage.base import Storage
 from tidemill.storage.open import open_storage
-from tidemill.training.optimizers import Optimizers
-from tidemill.training.step import Objective, TrainStep, padding_batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +40,8 @@ class ExportRequest:
 def export(request: ExportRequest) -> None:
     """Export the newest (or the named) checkpoint into `export_dir`, verified by scoring probe rows as a server would.
 
-    Does nothing if the folder holds that checkpoint's snapshot already. Raises CheckpointError without a checkpoint, PublishError if
-    the folder holds another snapshot or the exported program doesn't score as the trainer does.
+    Does nothing if the folder holds that checkpoint's snapshot already. Raises CheckpointError without a checkpoint, PublishError
+    if the folder holds another snapshot or the exported program doesn't score as the trainer does.
     """
     config = pipeline.load(request.pipeline, overrides=request.overrides, edits=request.edits).config
     folder, step = checkpoint_path(request.checkpoint or config.model_dir)
@@ -77,22 +73,7 @@ def _probes(config: PipelineConfig, features: FeatureSet, checkpoint: StoredChec
     runtime = start_runtime(config.train_config.runtime.timeout_s, num_threads=config.train_config.runtime.threads)
     try:
         rows = _first_rows(config, features)
-        seed = config.train_config.runtime.seed
-        sharded = shard(
-            build_model(config.model, features, seed),
-            runtime,
-            config.train_config.sparse_optimizer,
-            config.train_config.runtime.sharding,
-            seed,
-        )
-        restore_tables(checkpoint.storage, checkpoint.manifest, sharded.local_shards(), optimizer=False)
-        dense = read_file(checkpoint.storage, checkpoint.manifest, "dense")
-        sharded.load_dense_state({name: torch.from_numpy(np.array(array)) for name, array in dense.items()})
-        optimizers = Optimizers(sharded, config.train_config.dense_optimizer, config.train_config.sparse_optimizer)
-        label = pipeline.label_of(config)
-        step = TrainStep(
-            sharded, optimizers, Objective(build_losses(config.model.losses), label), padding_batch(features, [label], 1)
-        )
+        step = restored_step(config, features, runtime, checkpoint.storage, checkpoint.manifest)
         scores = step.scores(features.transform(rows, with_labels=False))
     finally:
         runtime.close()

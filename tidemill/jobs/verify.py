@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tidemill.checkpoint.restore import read_checkpoint, read_file, read_rank_states, read_table
+from tidemill.checkpoint.restore import read_arrays_of, read_checkpoint, read_rank_states, read_table
 from tidemill.contracts import layout
 from tidemill.contracts.checkpoint import CheckpointManifest
 from tidemill.contracts.release import ReleaseManifest
@@ -137,7 +137,7 @@ def _compare(
         for ids in _different_rows(read_table(storage, manifest, spec.name), served.tables[spec.name], mask):
             different += len(ids)
             differences += [Difference(spec.name, int(row)) for row in ids[: _SHOWN - len(differences)]]
-    dense = read_file(storage, manifest, "dense") if with_dense else {}
+    dense = read_arrays_of(storage, manifest, "dense") if with_dense else {}
     weights = {name: tensor.numpy() for name, tensor in served.program.weights.items()}
     odd = [name for name in sorted(dense) if name not in weights or not _same_bytes(dense[name], weights[name])]
     return Verification(

@@ -1,0 +1,135 @@
+"""What follows a training round: checkpoints, cuts of releases, evaluations."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from tidemill import logs
+from tidemill.cadence import AtStart, EventTimeCrossing, EverySeconds, EverySteps, Stateful, SyncPoint, Trigger
+from tidemill.checkpoint.capture import Capture, Staging
+from tidemill.checkpoint.manager import CheckpointManager
+from tidemill.config.train import TrainConfig
+from tidemill.jobs import pipeline
+from tidemill.jobs.feed import DataFeed
+from tidemill.jobs.learner import Learner
+from tidemill.jobs.publication import Probes, Publication
+from tidemill.jobs.restore import RANDOM, Restored, random_state
+from tidemill.jobs.run import Run
+from tidemill.publish.cut import Moment
+from tidemill.training.loop import Duty
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Saver:
+    """Captures this rank's share of a checkpoint. `stateful`: what else is saved, by the name that it is restored under.
+
+    `examples`: how many examples the line has been trained on.
+    """
+
+    run: Run
+    learner: Learner
+    feed: DataFeed
+    manager: CheckpointManager
+    staging: Staging
+    stateful: Mapping[str, Stateful]
+    examples: Callable[[], int]
+
+    def save(self, point: SyncPoint) -> int:
+        """Begin a checkpoint; its number."""
+        dense, dense_optimizer = None, None
+        if self.run.rank == 0:
+            dense = {name: np.array(t.detach().cpu().numpy()) for name, t in self.learner.model.dense_state().items()}
+            dense_optimizer = self.learner.optimizers.dense_optimizer_state()
+        return self.manager.save(
+            Capture(
+                step=point.last_step,
+                examples=self.examples(),
+                watermark=point.watermark,
+                tables=self.staging.copy(self.learner.model.local_shards()),
+                dense=dense,
+                dense_optimizer=dense_optimizer,
+                splits=self.feed.states(),
+                rank_state={RANDOM: random_state(), **{name: owner.state() for name, owner in self.stateful.items()}},
+                shared_state={
+                    "passes_completed": self.feed.progress.passes,
+                    "schedule": self.learner.step.state(),
+                    "assignment": self.feed.base.to_json(),
+                },
+            )
+        )
+
+
+def checkpoint_duty(saver: Saver, config: TrainConfig, restored: Restored) -> Duty:
+    """Checkpoints as the config says; an own checkpoint that was restored isn't written again."""
+    triggers: list[Trigger] = []
+    if config.save_checkpoints_steps and not config.save_checkpoints_epochs:
+        triggers.append(EverySteps(config.save_checkpoints_steps, restored.step))
+    if config.save_checkpoints_timestamp_interval or config.save_checkpoints_timestamps:
+        times = config.save_checkpoints_timestamps
+        triggers.append(EventTimeCrossing(config.save_checkpoints_timestamp_interval, times, reference=restored.watermark))
+    manager = saver.manager
+    duty = Duty(act=saver.save, triggers=triggers, ready=lambda: manager.ready, settled=lambda: manager.settled)
+    if saver.run.start.own:
+        duty.committed_step = restored.step
+    return duty
+
+
+def cut_duty(run: Run, publication: Publication, probes: Probes, feed: DataFeed, examples: Callable[[], int]) -> Duty:
+    """Releases as the config says."""
+    publish, publisher = run.config.train_config.publish, publication.publisher
+    first_step = run.start.own.step if run.start.own else 0
+
+    def cut(point: SyncPoint) -> int:
+        moment = Moment(
+            step=point.last_step,
+            examples=examples(),
+            watermark=point.watermark,
+            event_time=feed.event_time([])[0],
+            splits=feed.states(),
+            probe_scores=probes.scores(),
+            newest_event_at=feed.take_newest_arrival(),
+        )
+        return publisher.cut(moment)
+
+    # What an earlier run had released after our checkpoint must be set right at once, whether a step comes or not.
+    triggers: list[Trigger] = [AtStart()]
+    if publish.interval_steps:
+        triggers.append(EverySteps(publish.interval_steps, first_step))
+    if publish.interval_s is not None:
+        triggers.append(EverySeconds(publish.interval_s))
+    return Duty(
+        act=cut,
+        triggers=triggers,
+        ready=lambda: publisher.ready,
+        settled=lambda: publisher.settled,
+        on_settled=publisher.on_settled,
+        max_tries=3,
+    )
+
+
+def evaluate_duty(run: Run, learner: Learner) -> Duty | None:
+    """One evaluation at the end, if there is data for it; a stream has none."""
+    config = run.config
+    if not config.eval_input_path or run.is_stream:
+        return None
+
+    def evaluate(point: SyncPoint) -> int:
+        values = pipeline.evaluate_source(
+            pipeline.make_source(config, learner.features, path=config.eval_input_path),
+            config,
+            learner.features,
+            scores=learner.step.scores,
+            agreement=run.agreement,
+            runtime=run.runtime,
+        )
+        log.info("evaluation at step %d: %s", point.last_step, ", ".join(f"{k} {v:.4f}" for k, v in values.items()))
+        logs.event("evaluated", step=point.last_step, **values)
+        return 0
+
+    return Duty(act=evaluate)

@@ -1,0 +1,134 @@
+"""How far a training run is: for the log, the events, the record, and the hand-over."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tidemill import logs
+from tidemill.cadence import EverySeconds, EverySteps, SyncPoint, Trigger
+from tidemill.checkpoint.manager import CheckpointManager
+from tidemill.jobs.learner import Learner
+from tidemill.jobs.place import place_of
+from tidemill.jobs.run import Run
+from tidemill.lineage.handover import validate_handover
+from tidemill.lineage.records import Retirement, RunRecorder, retire
+from tidemill.lineage.reporter import HandoverThread, Point, Successor, handover_settings
+from tidemill.publish.publisher import Publisher
+from tidemill.storage.open import open_storage
+from tidemill.training.interval import IntervalStats
+from tidemill.training.loop import Duty
+from tidemill.training.progressive import ProgressiveMetrics
+
+log = logging.getLogger(__name__)
+
+REPORT_INTERVAL_S = 1.0
+"""How often a stream tells its record and its predecessor how far it is, besides every log_step_count_steps."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Figures:
+    """Where the figures of a report come from."""
+
+    learner: Learner
+    manager: CheckpointManager
+    publisher: Publisher | None
+    progressive: ProgressiveMetrics
+    interval: IntervalStats
+    examples: Callable[[], int]
+
+
+class Reporter:
+    """Tells everyone how far the run is. Belongs to the training thread. `recorder`, `handover`: on rank 0 only."""
+
+    def __init__(
+        self, figures: Figures, recorder: RunRecorder | None, handover: HandoverThread | None, log_steps: int, first_step: int
+    ) -> None:
+        self._figures = figures
+        self._recorder = recorder
+        self._handover = handover
+        self._log_steps = log_steps
+        self._logged_step = first_step
+
+    def report(self, point: SyncPoint) -> int:
+        """After a round; a line in the log every `log_steps`."""
+        if self._handover is not None:
+            newest = self._figures.publisher.newest if self._figures.publisher else None
+            released = newest.watermark if newest else None
+            self._handover.report(Point(point.watermark, point.last_step, released, self._figures.progressive.last))
+        self.record(point.last_step, point.watermark)
+        if point.last_step - self._logged_step >= self._log_steps:
+            self._logged_step = point.last_step
+            self._log(point)
+        return 0
+
+    def record(self, step: int, watermark: float | None) -> None:
+        """Note in the run's record how far it is."""
+        if self._recorder is None:
+            return
+        figures = self._figures
+        saved = figures.manager.newest
+        newest = figures.publisher.newest if figures.publisher else None
+        self._recorder.update(
+            step=step,
+            examples=figures.examples(),
+            watermark=watermark,
+            checkpoint=saved[0] if saved else None,
+            sequence=newest.sequence if newest else None,
+        )
+
+    def _log(self, point: SyncPoint) -> None:
+        interval = self._figures.interval.take()
+        dense_rate, sparse_rate = self._figures.learner.step.learning_rates
+        log.info("step %d: loss %.4f, %.0f examples/s", point.last_step, interval.loss, interval.examples_per_s)
+        logs.event(
+            "train.progress",
+            step=point.last_step,
+            watermark=point.watermark,
+            loss=interval.loss,
+            examples_per_s=interval.examples_per_s,
+            dense_rate=dense_rate,
+            sparse_rate=sparse_rate,
+        )
+
+
+def report_duty(run: Run, reporter: Reporter, first_step: int) -> Duty:
+    """Every log_step_count_steps; a stream, which may be idle, also by the clock."""
+    config = run.config.train_config
+    triggers: list[Trigger] = [EverySteps(config.log_step_count_steps, first_step)]
+    if run.is_stream:
+        triggers.append(EverySeconds(config.handover.report_interval_s or REPORT_INTERVAL_S))
+    return Duty(act=reporter.report, triggers=triggers)
+
+
+def open_handover(run: Run) -> HandoverThread | None:
+    """Rank 0 of a stream tells how far it is, and watches its successor if it has one.
+
+    Raises ConfigError, on every rank, for settings that can't be meant.
+    """
+    config = run.config.train_config.handover
+    validate_handover(config.successor_dir, run.config.model_dir, config.tolerance_s)
+    if run.rank != 0 or not run.is_stream:
+        return None
+    successor = None
+    if config.successor_dir:
+        place = place_of(config.successor_dir)
+        root = open_storage(place.root) if place else None
+        successor = Successor(open_storage(config.successor_dir), root, place.key if place else None)
+    writer = run.start.writer
+    thread = HandoverThread(run.storage, writer.run_id, writer.term, handover_settings(config), successor)
+    thread.start()
+    run.resources.callback(thread.stop)
+    return thread
+
+
+def retire_lineage(run: Run, handover: HandoverThread, last_sequence: int | None) -> str:
+    """Retire the run's lineage in favour of its successor; the successor's name."""
+    successor = run.config.train_config.handover.successor_dir
+    place = place_of(successor)
+    name = place.key if place else successor
+    lag_s = handover.decision.lag_s
+    retire(run.storage, run.start.writer.term, Retirement(name, lag_s, last_sequence))
+    log.info("retired in favour of %s, which trailed by %.1f s", name, lag_s or 0.0)
+    return name

@@ -1,0 +1,118 @@
+"""Where a training run goes on from: its own checkpoint, its parent's weights, or the beginning."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from tidemill.cadence import Stateful
+from tidemill.checkpoint.restore import read_arrays_of, read_dataloader_state, read_rank_states
+from tidemill.config.compare import Verdict, compare
+from tidemill.config.load import load_pipeline
+from tidemill.config.pipeline import PipelineConfig
+from tidemill.contracts.checkpoint import CheckpointManifest
+from tidemill.contracts.progress import SplitState
+from tidemill.data.assignment import AssignmentBase
+from tidemill.data.progress import Progress
+from tidemill.errors import ConfigError
+from tidemill.jobs.learner import Learner
+from tidemill.jobs.run import Run
+from tidemill.registry import component_config
+from tidemill.storage.base import Storage
+from tidemill.storage.files import read_file
+
+log = logging.getLogger(__name__)
+
+RANDOM = "random"
+"""Under which name a checkpoint holds each rank's random state."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Restored:
+    """What a run starts with besides weights. `base`, `splits`, `watermark` and `rank_states` come from an own checkpoint only."""
+
+    step: int = 0
+    examples: float = 0.0
+    watermark: float | None = None
+    progress: Progress = field(default_factory=Progress)
+    base: AssignmentBase | None = None
+    splits: list[SplitState] = field(default_factory=list)
+    rank_states: list[dict[str, dict[str, Any]]] = field(default_factory=list)
+
+    def load(self, name: str, owner: Stateful) -> None:
+        """Give `owner` what every rank had saved under its name."""
+        owner.load_state([state[name] for state in self.rank_states if name in state])
+
+
+def restore(run: Run, learner: Learner) -> Restored:
+    """Weights, optimizers, schedules and examples from the own checkpoint or the parent; the rest from the own one only.
+
+    Collective. Raises CheckpointError if the model doesn't fit, ConfigError if the line can't go on under this config.
+    """
+    own, parent = run.start.own, run.start.parent
+    if own is not None:
+        check_config(run.storage, own, run.config)
+        _restore_learner(learner, run.storage, own)
+        return _restore_own(run, own)
+    if parent is not None and run.start.parent_storage is not None:
+        _restore_learner(learner, run.start.parent_storage, parent)
+        log.info("continuing from %s, step %d", run.start.parent_storage.url, parent.step)
+        return Restored(examples=float(parent.examples))
+    return Restored()
+
+
+def check_config(storage: Storage, manifest: CheckpointManifest, config: PipelineConfig) -> None:
+    """Log how the config differs from the one that the checkpoint was trained with.
+
+    Raises ConfigError that names what has changed, if the line can't go on under this config.
+    """
+    text = read_file(storage, manifest.files["pipeline"]).decode()
+    try:
+        before = load_pipeline(text, component_config, format="yaml", environ={}).config
+    except ConfigError as error:
+        log.warning("the config of step %d can't be compared with this one: %s", manifest.step, error)
+        return
+    found = compare(before, config)
+    if found.verdict is not Verdict.COMPATIBLE:
+        grave = [difference for difference in found.differences if difference.verdict is not Verdict.COMPATIBLE]
+        advice = (
+            "start a new lineage from this checkpoint (train_config.fine_tune_checkpoint, another model_dir)"
+            if found.verdict is Verdict.NEW_LINEAGE
+            else "take back the change, or train anew"
+        )
+        changes = "\n".join(map(str, grave))
+        raise ConfigError(f"{storage.url}: step {manifest.step} can't go on under this config; {advice}:\n{changes}")
+    for difference in found.differences:
+        log.warning("the config has changed since step %d: %s", manifest.step, difference)
+
+
+def _restore_learner(learner: Learner, storage: Storage, manifest: CheckpointManifest) -> None:
+    learner.restore_weights(storage, manifest)
+    learner.optimizers.load_dense_optimizer_state(read_arrays_of(storage, manifest, "dense_optimizer"))
+    learner.step.load_state(manifest.state["schedule"])
+
+
+def _restore_own(run: Run, manifest: CheckpointManifest) -> Restored:
+    saved = read_dataloader_state(run.storage, manifest)
+    rank_states = read_rank_states(run.storage, manifest)
+    if len(rank_states) == run.runtime.world_size:
+        torch.set_rng_state(torch.from_numpy(np.array(rank_states[run.rank][RANDOM]["torch"])))
+    log.info("resuming at step %d", manifest.step)
+    return Restored(
+        step=manifest.step,
+        examples=float(manifest.examples),
+        watermark=manifest.watermark,
+        progress=Progress.from_states(saved.splits, passes=saved.passes_completed),
+        base=AssignmentBase.from_json(manifest.state["assignment"]),
+        splits=saved.splits,
+        rank_states=rank_states,
+    )
+
+
+def random_state() -> dict[str, Any]:
+    """This rank's random state, as `restore` takes it back."""
+    return {"torch": torch.get_rng_state().numpy().copy()}
