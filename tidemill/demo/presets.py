@@ -27,6 +27,6 @@ def write_configs(folder: DemoFolder, plan: DemoPlan, bootstrap: str) -> None:
         "options": [f"--events={folder.serving_events}", "--poll-interval=0.25", "--deadline=20"],
     }
     # What answers requests comes first, then the streams, then the daily jobs.
-    for job, niceness in (("stream", 5), ("daily", 10)):
+    for job, niceness in (("stream", 3), ("daily", 5)):
         cycle[job]["launcher"] = ["nice", "-n", str(niceness), sys.executable, "-m", "tidemill"]
     folder.cycle.write_text(yaml.safe_dump(cycle, sort_keys=False, width=160), encoding="utf-8")
