@@ -31,7 +31,7 @@ def world() -> World:
 
 def test_the_server_understands_the_request(world: World) -> None:
     crowd = Crowd(world, OPTIONS)
-    ask = crowd.ask(0, world.day_start(1) + 5.0)
+    ask = crowd.ask(0)
     names = [field.name for field in FEATURE_FIELDS]
     request = parse_request(crowd.body(ask), names, max_rows=100)
     assert request.num_rows == OPTIONS.candidates
@@ -42,8 +42,8 @@ def test_the_server_understands_the_request(world: World) -> None:
 
 def test_users_see_the_best_and_as_many_random_ones(world: World) -> None:
     crowd = Crowd(world, OPTIONS)
-    time = world.day_start(1) + 5.0
-    ask = crowd.ask(17, time)
+    ask = crowd.ask(17)
+    time = world.day_start(1) + 17 / 40.0 * 1000.0
     scores = np.random.default_rng(0).random(OPTIONS.candidates)
     rows, shown_scores = crowd.see(ask, scores)
     flags = rows["is_random"].to_numpy()
@@ -61,7 +61,7 @@ def test_which_items_are_random_does_not_depend_on_the_scores(world: World) -> N
     shown = []
     for sign in (1.0, -1.0):
         crowd = Crowd(world, OPTIONS)
-        ask = crowd.ask(0, world.day_start(1))
+        ask = crowd.ask(0)
         rows, _ = crowd.see(ask, sign * np.arange(OPTIONS.candidates, dtype=float))
         shown.append({row["item_id"] for row in rows.to_pylist() if row["is_random"]})
     assert shown[0] == shown[1]
@@ -71,7 +71,7 @@ def test_clicks_are_in_the_next_history_of_that_user(world: World) -> None:
     crowd = Crowd(world, OPTIONS)
     seen: dict[int, list[str]] = {}
     for number in range(3000):
-        ask = crowd.ask(number, world.day_start(1) + number)
+        ask = crowd.ask(number)
         history = ask.click_seq[0].as_py().split(";")
         if ask.user in seen:
             clicked = seen[ask.user]

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import signal
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import orjson
@@ -23,17 +24,17 @@ import uvloop
 from confluent_kafka import KafkaError, Message, Producer
 
 from tidemill import logs
-from tidemill.data.click_world import Histories, Impressions, World
+from tidemill.data.click_world import SCHEMA, Histories, Impressions, World
 from tidemill.demo.client import Client, HttpError
 from tidemill.demo.plan import demo_world
 from tidemill.demo.playlog import (
-    IMPRESSION_SCHEMA,
     IMPRESSIONS,
     OPTIONS,
     REQUEST_SCHEMA,
     REQUESTS,
     ArrowLog,
     PlayStatus,
+    impression_schema,
     write_status,
 )
 
@@ -45,22 +46,50 @@ _RECENT = 400
 _TYPES = {pa.string(): "BYTES", pa.int64(): "INT64", pa.float64(): "FP64"}
 
 
-@dataclass(frozen=True, slots=True)
-class PlayOptions:
-    """What the players need to know. `day`: the day of the click world that they begin."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadOptions:
+    """What any players need to know: whom they ask how often, and where their outcomes go."""
 
     url: str
     model: str
     bootstrap: str
     topic: str
+    requests_per_s: float
+    timeout_s: float = 30.0
+    """A slow answer is not a failed one: latency is reported as it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayOptions(LoadOptions):
+    """What the click world's users need to know. `day`: the day of the click world that they begin."""
+
     seed: int
     day: int
     speed: float
-    requests_per_s: float
     candidates: int
     best_shown: int
-    timeout_s: float = 30.0
-    """A slow answer is not a failed one: latency is reported as it is."""
+
+
+AskT = TypeVar("AskT")
+
+
+class Audience(Protocol[AskT]):
+    """Those who ask. Requests are numbered from 0; all methods are called on one thread."""
+
+    schema: pa.Schema
+    """Of the rows."""
+
+    def event_time(self, number: int) -> float | None:
+        """When a request is sent, in event time, never decreasing; None: there are no more."""
+
+    def ask(self, number: int) -> AskT:
+        """What is asked, and what is remembered of it until the answer comes."""
+
+    def body(self, ask: AskT) -> bytes:
+        """The request's body."""
+
+    def see(self, ask: AskT, scores: np.ndarray) -> tuple[pa.RecordBatch, np.ndarray]:
+        """What comes of the answer: rows as they go to the topic, with a `user_id`, and the scores that the server gave them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +106,21 @@ class Ask:
 class Crowd:
     """The users: who asks when, what they are shown, and whether they click. Everything random comes from one seed."""
 
+    schema = SCHEMA
+
     def __init__(self, world: World, options: PlayOptions) -> None:
         self._world = world
         self._options = options
         self._rng = np.random.default_rng([options.seed, 7])
         self._histories: Histories = world.histories(options.day)
 
-    def ask(self, number: int, event_time: float) -> Ask:
+    def event_time(self, number: int) -> float:
+        """By the clock, without an end."""
+        return self._world.day_start(self._options.day) + number / self._options.requests_per_s * self._options.speed
+
+    def ask(self, number: int) -> Ask:
         """The next user, with fresh features and candidates drawn evenly from the items alive."""
+        event_time = self.event_time(number)
         user = int(self._rng.integers(self._world.config.num_users))
         items = self._rng.choice(self._world.alive_items(event_time), self._options.candidates, replace=False)
         return Ask(number, event_time, user, items, self._histories.get(np.array([user])))
@@ -120,24 +156,24 @@ class Crowd:
         return rows, scores[places]
 
 
-class Play:
+class Play(Generic[AskT]):
     """Requests by the clock, outcomes to Kafka, and the logs of both. Runs on one event loop."""
 
-    def __init__(self, folder: Path, options: PlayOptions) -> None:
+    def __init__(self, folder: Path, options: LoadOptions, audience: Audience[AskT]) -> None:
         self._folder = folder
         self._options = options
-        self._world = demo_world(options.seed)
-        self._crowd = Crowd(self._world, options)
+        self._audience = audience
         self._producer = Producer(
             {"bootstrap.servers": options.bootstrap, "linger.ms": 20, "acks": "all", "enable.idempotence": True}
         )
-        self._impressions = ArrowLog(folder / IMPRESSIONS, IMPRESSION_SCHEMA)
+        self._impressions = ArrowLog(folder / IMPRESSIONS, impression_schema(audience.schema))
         self._requests = ArrowLog(folder / REQUESTS, REQUEST_SCHEMA)
         self._delivered: list[dict[str, object]] = []
         self._answered: list[dict[str, object]] = []
         # Request -> event time, from its sending until the last of its impressions is in `_delivered`.
         self._open: dict[int, float] = {}
-        self._next_event_time = self._world.day_start(options.day)
+        self._next_event_time = audience.event_time(0)
+        self._event_time = self._next_event_time
         self._latencies: list[float] = []
         self._counts = {"requests": 0, "failed": 0, "impressions": 0, "undelivered": 0}
         self._last_error: str | None = None
@@ -182,7 +218,6 @@ class Play:
     async def _send_all(self, client: Client) -> None:
         self._started_at = time.time()
         started = time.monotonic()
-        day_start = self._world.day_start(self._options.day)
         asking: set[asyncio.Task[None]] = set()
         number = 0
         while not self._stopping.is_set():
@@ -192,14 +227,16 @@ class Play:
             if wait > 0:
                 await asyncio.sleep(wait)
                 continue
-            event_time = day_start + due * self._options.speed
+            event_time = self._audience.event_time(number)
+            if event_time is None:
+                break
             self._open[number] = event_time
             task = asyncio.create_task(self._one(client, number, event_time))
             asking.add(task)
             task.add_done_callback(asking.discard)
             task.add_done_callback(self._end_on_fault)
             number += 1
-            self._next_event_time = day_start + number / self._options.requests_per_s * self._options.speed
+            self._next_event_time = self._audience.event_time(number)
             await asyncio.sleep(0)
         if asking:
             await asyncio.wait(asking, timeout=self._options.timeout_s)
@@ -220,8 +257,8 @@ class Play:
             self._last_error = f"the broker hasn't acknowledged {len(self._producer)} impressions within {_FLUSH_TIMEOUT_S:.0f} s"
 
     async def _one(self, client: Client, number: int, event_time: float) -> None:
-        ask = self._crowd.ask(number, event_time)
-        body = self._crowd.body(ask)
+        ask = self._audience.ask(number)
+        body = self._audience.body(ask)
         sent_at, sent = time.time(), time.perf_counter()
         status, error, answer = await self._post(client, body)
         latency = time.perf_counter() - sent
@@ -246,8 +283,8 @@ class Play:
             self._last_error = error
             self._open.pop(number)
             return
-        rows, scores = self._crowd.see(ask, np.asarray(answer["outputs"][0]["data"]))
-        self._produce(ask, rows, scores)
+        rows, scores = self._audience.see(ask, np.asarray(answer["outputs"][0]["data"]))
+        self._produce(number, rows, scores)
 
     async def _post(self, client: Client, body: bytes) -> tuple[int, str | None, dict[str, Any]]:
         try:
@@ -258,11 +295,10 @@ class Play:
             return status, f"{status}: {answer.decode(errors='replace'):.200}", {}
         return 200, None, orjson.loads(answer)
 
-    def _produce(self, ask: Ask, rows: pa.RecordBatch, scores: np.ndarray) -> None:
-        key = self._world.user_ids[ask.user].as_py().encode()
+    def _produce(self, number: int, rows: pa.RecordBatch, scores: np.ndarray) -> None:
         remaining = [rows.num_rows]
         for row, score in zip(rows.to_pylist(), scores.tolist(), strict=True):
-            entry = {**row, "request": ask.number, "served_score": score, "produced_at": time.time()}
+            entry = {**row, "request": number, "served_score": score, "produced_at": time.time()}
 
             def delivered(error: KafkaError | None, message: Message, entry: dict[str, object] = entry) -> None:
                 remaining[0] -= 1
@@ -274,9 +310,9 @@ class Play:
                     entry |= {"partition": message.partition(), "offset": message.offset(), "delivered_at": time.time()}
                     self._delivered.append(entry)
                 if not remaining[0]:
-                    self._open.pop(ask.number)
+                    self._open.pop(number)
 
-            self._producer.produce(self._options.topic, orjson.dumps(row), key=key, on_delivery=delivered)
+            self._producer.produce(self._options.topic, orjson.dumps(row), key=row["user_id"].encode(), on_delivery=delivered)
 
     async def _poll(self) -> None:
         while True:
@@ -291,7 +327,10 @@ class Play:
     def _flush_logs(self) -> None:
         """Write the logs, then the status: what it says to be complete can be read."""
         assert self._started_at is not None
-        complete_until = min([self._next_event_time, *self._open.values()])
+        # Behind the last request there is nothing that could still come.
+        next_time = math.inf if self._next_event_time is None else self._next_event_time
+        complete_until = min([next_time, *self._open.values()])
+        self._event_time = self._event_time if self._next_event_time is None else self._next_event_time
         delivered, self._delivered = self._delivered, []
         answered, self._answered = self._answered, []
         self._impressions.append(delivered)
@@ -301,7 +340,7 @@ class Play:
             self._folder,
             PlayStatus(
                 started_at=self._started_at,
-                event_time=self._next_event_time,
+                event_time=self._event_time,
                 complete_until=complete_until,
                 last_error=self._last_error,
                 latency_p50_s=None if recent is None else float(np.quantile(recent, 0.5)),
@@ -318,7 +357,7 @@ def main() -> None:
     options = PlayOptions(**json.loads((folder / OPTIONS).read_text(encoding="utf-8")))
 
     async def play() -> None:
-        await Play(folder, options).run()
+        await Play(folder, options, Crowd(demo_world(options.seed), options)).run()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(play())

@@ -16,18 +16,24 @@ REQUESTS = "requests.arrows"
 STATUS = "status.json"
 OPTIONS = "options.json"
 
-IMPRESSION_SCHEMA = pa.schema(
-    [
-        *SCHEMA,
-        pa.field("request", pa.int64()),
-        pa.field("partition", pa.int32()),
-        pa.field("offset", pa.int64()),
-        pa.field("served_score", pa.float32()),
-        pa.field("produced_at", pa.float64()),
-        pa.field("delivered_at", pa.float64()),
-    ]
-)
-"""A row as it was produced, where the broker put it, the score that it was ranked with, and wall times (Unix seconds)."""
+
+def impression_schema(rows: pa.Schema) -> pa.Schema:
+    """A row as it was produced, where the broker put it, the score that it was ranked with, and wall times (Unix seconds)."""
+    return pa.schema(
+        [
+            *rows,
+            pa.field("request", pa.int64()),
+            pa.field("partition", pa.int32()),
+            pa.field("offset", pa.int64()),
+            pa.field("served_score", pa.float32()),
+            pa.field("produced_at", pa.float64()),
+            pa.field("delivered_at", pa.float64()),
+        ]
+    )
+
+
+IMPRESSION_SCHEMA = impression_schema(SCHEMA)
+"""Of the click world's rows."""
 
 REQUEST_SCHEMA = pa.schema(
     [

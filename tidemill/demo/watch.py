@@ -39,12 +39,14 @@ class Watcher:
     `scorer`: gives the frozen snapshot's scores of rows; None until there is a snapshot.
     """
 
-    def __init__(self, state: DemoState, root: Storage, children: Children, players: Path) -> None:
+    def __init__(
+        self, state: DemoState, root: Storage, children: Children, players: Path, schema: pa.Schema = IMPRESSION_SCHEMA
+    ) -> None:
         self._state = state
         self._root = root
         self._children = children
         self._players = players
-        self._tail = ArrowTail(players / IMPRESSIONS, IMPRESSION_SCHEMA)
+        self._tail = ArrowTail(players / IMPRESSIONS, schema)
         self._recent: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
         self._sampled_at = 0.0
         self._scored_at = 0.0
