@@ -14,9 +14,10 @@ import orjson
 
 from tidemill import logs
 from tidemill.demo import live
-from tidemill.demo.director import Director, StopRequestedError
+from tidemill.demo.director import Director
 from tidemill.demo.folder import claim
 from tidemill.demo.plan import demo_plan
+from tidemill.demo.stage import StopRequestedError
 from tidemill.demo.summary import summary
 from tidemill.errors import TidemillError
 
