@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,9 +19,11 @@ from tidemill.contracts.release import CurrentHint, CutPart, ReleaseManifest
 from tidemill.contracts.serving import ServingStatus
 from tidemill.contracts.snapshot import SnapshotManifest
 from tidemill.errors import CorruptError, NotFoundError, TidemillError
+from tidemill.lineage.records import snapshot_digest
 from tidemill.storage.arrays import read_arrays
 from tidemill.storage.base import ObjectInfo, Storage
 from tidemill.storage.commit import view
+from tidemill.storage.files import require_bytes
 from tidemill.storage.open import open_storage
 
 DOCUMENTS: tuple[type[Document], ...] = (
@@ -161,17 +162,11 @@ def _check_files(inspection: Inspection, storage: Storage, entries: Iterable[Fil
             if entry.key.endswith(".safetensors"):
                 read_arrays(storage, entry.key, sha256=entry.sha256, size=entry.size)
                 continue
-            data = view(storage, entry.key)
+            require_bytes(view(storage, entry.key), entry, where=f"{entry.key!r} in {storage.url}")
         except NotFoundError:
             inspection.faults.append(f"{entry.key}: listed, but isn't there")
-            continue
         except TidemillError as error:
             inspection.faults.append(str(error))
-            continue
-        if len(data) != entry.size:
-            inspection.faults.append(f"{entry.key}: {len(data)} bytes, where its manifest says {entry.size}")
-        elif hashlib.sha256(data).hexdigest() != entry.sha256:
-            inspection.faults.append(f"{entry.key}: its SHA-256 isn't the one in its manifest")
 
 
 def _show(inspection: Inspection, document: Document) -> None:
@@ -334,7 +329,7 @@ def _show_progress_file(inspection: Inspection, storage: Storage, keys: set[str]
     except TidemillError as error:
         inspection.faults.append(str(error))
         return
-    inspection.fields("progress.json", progress.model_dump(exclude={"metrics"}).items())
+    inspection.fields(layout.PROGRESS, progress.model_dump(exclude={"metrics"}).items())
 
 
 def _show_terms(inspection: Inspection, storage: Storage, found: list[ObjectInfo]) -> None:
@@ -368,7 +363,7 @@ def _show_releases(inspection: Inspection, storage: Storage, found: list[ObjectI
     if not numbered:
         return
     # The bytes on disk, not their canonical form, are what releases and deployments name.
-    digest = hashlib.sha256(storage.read(layout.SNAPSHOT)).hexdigest() if snapshot is not None else None
+    digest = snapshot_digest(storage) if snapshot is not None else None
     before: ReleaseManifest | None = None
     expected = min(number for number, _ in numbered)
     for number, key in sorted(numbered):
@@ -450,7 +445,7 @@ def _check_deployment(inspection: Inspection, storage: Storage, key: str, deploy
     if layout.deployment_number(key) != deployment.number:
         inspection.faults.append(f"{key}: says that it is deployment {deployment.number}")
     try:
-        digest = hashlib.sha256(storage.read(f"{deployment.lineage}/{layout.SNAPSHOT}")).hexdigest()
+        digest = snapshot_digest(storage, deployment.lineage)
     except NotFoundError:
         inspection.faults.append(f"{key}: deploys {deployment.lineage}, which has no snapshot")
         return
