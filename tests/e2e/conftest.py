@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.stream import LINEAGE, Stream, StreamSettings, copy_base, make_base
+from tests.e2e.stream import LINEAGE, Stream, StreamSettings, copy_base, small_base
 from tests.e2e.topic import Topic
 from tests.e2e.workshop import PIPELINE, Workshop
 from tidemill.data.click_world import World, write_day
@@ -40,13 +40,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevelopmentBrok
 @pytest.fixture(scope="session")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
     """A day trained and exported, for `copy_base`."""
-    folder = tmp_path_factory.mktemp("base")
-    write_day(World(7), 1, folder / "day1", 2000, num_files=1)
-    config = folder / "pipeline.yaml"
-    config.write_text(PIPELINE.format(data=folder, root=folder / "root"))
-    workshop = Workshop(folder, config, folder)
-    make_base(workshop)
-    return workshop
+    return small_base(tmp_path_factory.getbasetemp() / "stream-base")
 
 
 _topics = itertools.count()
@@ -57,7 +51,7 @@ def make_stream(tmp_path: Path, base: Workshop, broker: DevelopmentBroker) -> Ma
     """A lineage on a topic of its own: `make_stream(StreamSettings(), partitions=2)`."""
 
     def make(settings: StreamSettings, *, partitions: int = 2, name: str = "root") -> Stream:
-        topic = Topic(broker, settings.boundary, partitions=partitions, name=f"impressions-{next(_topics)}")
+        topic = Topic(broker, partitions=partitions, name=f"impressions-{next(_topics)}")
         (tmp_path / name).mkdir()
         return Stream(copy_base(base, tmp_path / name), topic, settings, LINEAGE)
 

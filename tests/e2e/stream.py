@@ -17,11 +17,12 @@ from typing import Any
 import orjson
 
 from tests.e2e.topic import Topic
-from tests.e2e.workshop import Workshop, descendants, eventually, kill
+from tests.e2e.workshop import PIPELINE, Workshop, descendants, eventually, kill
 from tidemill.checkpoint.restore import read_checkpoint
 from tidemill.contracts import layout
 from tidemill.contracts.lineage import RunRecord
 from tidemill.contracts.release import CurrentHint, ReleaseManifest
+from tidemill.data.click_world import World, write_day
 from tidemill.errors import NotFoundError
 from tidemill.jobs.ledger import Ledger, check_ledger, read_steps
 from tidemill.jobs.verify import Verification, verify
@@ -76,12 +77,22 @@ class StreamSettings:
         }
 
 
-def make_base(workshop: Workshop, *, boundary: float = BOUNDARY, lineages: tuple[str, ...] = (LINEAGE,)) -> None:
+def make_base(workshop: Workshop) -> None:
     """Train the day, and export it: what streams start from."""
     workshop.run("train", str(workshop.config), log="daily")
-    edits = json.dumps({"train_config.lineage.boundary": boundary})
-    for lineage in lineages:
-        workshop.run("export", str(workshop.config), f"--export_dir={workshop.root / lineage}", f"--edit_config_json={edits}")
+    edits = json.dumps({"train_config.lineage.boundary": BOUNDARY})
+    workshop.run("export", str(workshop.config), f"--export_dir={workshop.root / LINEAGE}", f"--edit_config_json={edits}")
+
+
+def small_base(folder: Path) -> Workshop:
+    """A day of 2,000 rows, trained and exported, in `folder`; made once."""
+    config = folder / "pipeline.yaml"
+    workshop = Workshop(folder, config, folder)
+    if not config.exists():
+        write_day(World(7), 1, folder / "day1", 2000, num_files=1)
+        config.write_text(PIPELINE.format(data=folder, root=folder / "root"))
+        make_base(workshop)
+    return workshop
 
 
 def copy_base(base: Workshop, folder: Path) -> Workshop:
@@ -123,7 +134,7 @@ class Stream:
             kill(process)
 
     def ledger(self) -> Ledger:
-        return check_ledger(read_steps(open_storage(self.folder)), self.topic.expected)
+        return check_ledger(read_steps(open_storage(self.folder)), self.topic.expected(self.settings.boundary))
 
     def records(self) -> list[RunRecord]:
         return run_records(open_storage(self.folder))

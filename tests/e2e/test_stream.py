@@ -54,7 +54,7 @@ def test_day_then_stream_then_stopped_while_idle_then_on(make_stream):
     reader.assert_sound(stream.releases())
     times = np.array([release.stages.committed_at for release in stream.releases() if release.cut > 1])
     assert 0.4 < np.median(np.diff(times)) < 1.5  # published every 0.5 s
-    rows = sum(len(rows) for rows in topic.expected.values())
+    rows = sum(len(rows) for rows in topic.expected(BOUNDARY).values())
     parent = read_checkpoint(open_storage(stream.workshop.root / DAILY))[1].examples
     assert stream.releases()[-1].examples == parent + rows
     first = {f"{topic.name}:{partition}": 20 for partition in range(2)}  # 40 rows lie before the margin

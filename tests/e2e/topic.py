@@ -19,35 +19,34 @@ from tidemill.data.split import SplitId
 from tidemill.testing.broker import DevelopmentBroker
 
 _TIMEOUT_S = 60.0
+_NONE = np.empty(0, np.int64)
 
 
 class Topic:
     """Rows of the click world with event times of the test's choosing. Messages are stamped with their newest row's event time.
 
-    `boundary`: rows from then on belong to the stream, and only those are listed. Threading: one sender at a time.
+    Threading: any thread may send and look.
     """
 
-    def __init__(self, broker: DevelopmentBroker, boundary: float, *, partitions: int = 2, name: str = "impressions") -> None:
+    def __init__(self, broker: DevelopmentBroker, *, partitions: int = 2, name: str = "impressions") -> None:
         self.broker = broker
         self.name = name
-        self.boundary = boundary
         self.partitions = partitions
         settings = {"bootstrap.servers": broker.bootstrap, "log_level": 0}
         admin = AdminClient(settings)
         admin.create_topics([NewTopic(name, partitions, 1)])[name].result(_TIMEOUT_S)
         self._producer = Producer({**settings, "linger.ms": 2, "acks": "all", "enable.idempotence": True})
-        self._delivered: list[tuple[int, np.ndarray]] = []
+        self._delivered: list[tuple[int, np.ndarray, np.ndarray]] = []
         self._failed: list[str] = []
         self._table = World(7).day_table(2, 6000)
         self._next = 0
 
-    @property
-    def expected(self) -> dict[SplitId, np.ndarray]:
-        """By split, the positions of all rows of the stream: what a clean ledger holds. Delivers what is under way first."""
+    def expected(self, boundary: float) -> dict[SplitId, np.ndarray]:
+        """By split, the positions of all rows of a stream that begins at a boundary: what a clean ledger holds."""
         self.flush()
         return {
             SplitId("kafka", f"{self.name}:{partition}"): np.sort(
-                np.concatenate([np.empty(0, np.int64), *(rows for found, rows in self._delivered if found == partition)])
+                np.concatenate([rows[times >= boundary] for found, rows, times in self._delivered if found == partition] or [_NONE])
             )
             for partition in range(self.partitions)
         }
@@ -57,7 +56,7 @@ class Topic:
         """By split's name, the offset behind the last message delivered."""
         self.flush()
         return {
-            f"{self.name}:{partition}": sum(found == partition for found, _ in self._delivered)
+            f"{self.name}:{partition}": sum(found == partition for found, *_ in self._delivered)
             for partition in range(self.partitions)
         }
 
@@ -82,7 +81,7 @@ class Topic:
             self._produce(sink.getvalue().to_pybytes(), partition, event_times[start : start + rows_per_message])
 
     @contextmanager
-    def feeding(self, rows_per_s: float, first_at: float, *, speed: float = 10.0) -> Iterator[None]:
+    def feeding(self, rows_per_s: float, first_at: float, *, speed: float = 10.0, partition: int | None = None) -> Iterator[None]:
         """Send rows all the while, their event times `speed` times as fast as the clock, beginning with `first_at`."""
         stopping = threading.Event()
 
@@ -90,7 +89,7 @@ class Topic:
             began, sent = time.monotonic(), 0
             while not stopping.wait(0.05):
                 due = int((time.monotonic() - began) * rows_per_s)
-                self.send(first_at + speed / rows_per_s * np.arange(sent, due))
+                self.send(first_at + speed / rows_per_s * np.arange(sent, due), partition=partition)
                 sent = due
 
         thread = threading.Thread(target=feed, name="feeder", daemon=True)
@@ -109,13 +108,12 @@ class Topic:
         return rows.set_column(rows.schema.get_field_index("event_time"), "event_time", pa.array(event_times, pa.float64()))
 
     def _produce(self, value: bytes, partition: int, event_times: np.ndarray) -> None:
-        own = np.flatnonzero(event_times >= self.boundary)
-
         def delivered(error: KafkaError | None, message: Message) -> None:
             if error is not None:
                 self._failed.append(error.str())
                 return
-            self._delivered.append((message.partition(), (message.offset() << ROW_BITS) + own))
+            rows = (message.offset() << ROW_BITS) + np.arange(len(event_times))
+            self._delivered.append((message.partition(), rows, event_times))
 
         stamp = max(0, int(event_times.max() * 1000))
         self._producer.produce(self.name, value, partition=partition, timestamp=stamp, on_delivery=delivered)
