@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -94,7 +95,7 @@ def test_exhausted_only_when_every_rank_is():
 
 def test_precedence():
     order = [StopReason.EXHAUSTED, StopReason.PREEMPTED, StopReason.HANDED_OVER, StopReason.FAILED]
-    for lower, higher in zip(order, order[1:], strict=False):
+    for lower, higher in pairwise(order):
         assert point([report(stop=lower), report(stop=higher)]).stop is higher
 
 

@@ -19,6 +19,7 @@ from tidemill.lineage.records import snapshot_digest
 from tidemill.logs import event, log
 from tidemill.storage.base import Storage
 from tidemill.storage.commit import create_once
+from tidemill.storage.numbered import newest_number, numbers
 
 _MAX_RACES = 64
 _LINEAGE = re.compile(r"^lineages/([^/]+)$")
@@ -57,8 +58,7 @@ def read_deployment(root: Storage, number: int) -> Deployment:
 
 def deployments(root: Storage) -> list[Deployment]:
     """All deployments in order. Raises CorruptError if one can't be read."""
-    numbers = (layout.deployment_number(info.key) for info in root.list("deployments/"))
-    return [read_deployment(root, number) for number in sorted(number for number in numbers if number is not None)]
+    return [read_deployment(root, number) for number in numbers(root, "deployments", layout.deployment_number)]
 
 
 def is_deployed(root: Storage, lineage: str) -> bool:
@@ -67,8 +67,7 @@ def is_deployed(root: Storage, lineage: str) -> bool:
 
 
 def _newest_number(root: Storage) -> int:
-    numbers = (layout.deployment_number(info.key) for info in root.list("deployments/"))
-    return max((number for number in numbers if number is not None), default=0)
+    return newest_number(root, "deployments", layout.deployment_number)
 
 
 def deploy(
@@ -126,10 +125,7 @@ def rollback(root: Storage, lineage: str, reason: str, pin: Pin | None = None, *
 
 def last_release(root: Storage, lineage: str) -> Pin:
     """A lineage's newest committed release; (0, 0) if it has none."""
-    prefix = f"{lineage}/"
-    keys = (info.key.removeprefix(prefix) for info in root.list(f"{lineage}/releases/"))
-    sequences = (layout.release_sequence(key) for key in keys)
-    newest = max((sequence for sequence in sequences if sequence is not None), default=0)
+    newest = newest_number(root, "releases", layout.release_sequence, base=lineage)
     if not newest:
         return Pin(0, 0)
     key = f"{lineage}/{layout.release(newest)}"

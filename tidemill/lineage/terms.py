@@ -14,6 +14,7 @@ from tidemill.contracts.lineage import TermRecord
 from tidemill.errors import FencedError, StorageError
 from tidemill.storage.base import Storage
 from tidemill.storage.commit import create_once
+from tidemill.storage.numbered import newest_number
 
 _MAX_RACES = 64
 
@@ -42,8 +43,7 @@ def open_term(storage: Storage, *, run_id: str, nonce: str, clock: Clock | None 
 
 def newest_term(storage: Storage) -> int:
     """The highest term of the folder; 0 if no run has opened one."""
-    numbers = (layout.term_number(info.key) for info in storage.list("terms/"))
-    return max((number for number in numbers if number is not None), default=0)
+    return newest_number(storage, "terms", layout.term_number)
 
 
 def require_unfenced(storage: Storage, term: int) -> None:

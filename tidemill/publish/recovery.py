@@ -24,6 +24,7 @@ from tidemill.publish.tracker import TouchedRows
 from tidemill.storage.arrays import read_arrays
 from tidemill.storage.base import Storage
 from tidemill.storage.commit import create_once
+from tidemill.storage.numbered import newest_number
 
 _MAX_RACES = 64
 
@@ -49,8 +50,7 @@ class PublishCursor:
 
 def newest_sequence(storage: Storage) -> int:
     """The newest committed release; 0 if there is none."""
-    numbers = (layout.release_sequence(info.key) for info in storage.list("releases/"))
-    return max((number for number in numbers if number is not None), default=0)
+    return newest_number(storage, "releases", layout.release_sequence)
 
 
 def read_release(storage: Storage, sequence: int) -> ReleaseManifest:

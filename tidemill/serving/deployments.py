@@ -9,6 +9,7 @@ from tidemill.contracts.lineage import Deployment
 from tidemill.errors import CorruptError, NotFoundError
 from tidemill.serving.loader import LineageFolder, Position
 from tidemill.storage.base import Storage
+from tidemill.storage.numbered import numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +26,10 @@ class Target:
 
 def newest_deployment(storage: Storage, *, at_least: int) -> tuple[Target | None, str | None]:
     """The newest readable deployment numbered `at_least` or higher, and what is wrong with a newer one that can't be read."""
-    numbers = [layout.deployment_number(info.key) for info in storage.list("deployments/")]
     torn: str | None = None
-    for number in sorted((number for number in numbers if number is not None and number >= at_least), reverse=True):
+    for number in reversed(numbers(storage, "deployments", layout.deployment_number)):
+        if number < at_least:
+            break
         try:
             return _target(storage, number), torn
         except (CorruptError, NotFoundError) as error:
