@@ -66,3 +66,16 @@ def test_times_that_cant_be_true_are_refused(time):
     times, refused = usable(np.array([1_000.0, time, math.nan]), 1_500.0)
     assert refused == 1
     np.testing.assert_array_equal(times, [1_000.0, math.nan, math.nan])
+
+
+def test_a_file_read_to_its_end_holds_nothing_back():
+    """The daily job's data time is the end of its day, not the end of its earliest file."""
+    mark = Watermark([A, B], left={A: 1, B: 2})
+    assert mark.report([], never) == (None, False)
+    mark.advance(at(A, 10.0))
+    assert mark.report([], never) == (None, False), "B has not begun"
+    mark.advance(at(B, 20.0))
+    assert mark.report([], never) == (20.0, False), "A is done, B is under way"
+    assert mark.report([at(B, 30.0)], never) == (30.0, False)
+    mark.advance(at(B, 30.0))
+    assert mark.report([], never) == (30.0, False), "all done: the largest"

@@ -106,6 +106,9 @@ class DataFeed:
     def _open(self, base: AssignmentBase | None) -> None:
         self._base, assigned = plan(self._splits, base, self.progress.done, self._world_size, self._rank)
         self._watermark = Watermark(
-            [part.split.id for part in assigned], reached=self.progress.max_event_time, value=self._watermark_value
+            [part.split.id for part in assigned],
+            reached=self.progress.max_event_time,
+            value=self._watermark_value,
+            left={part.split.id: part.remaining.count() for part in assigned if part.remaining is not None},
         )
         self._loader = self._open_loader(assigned)
