@@ -106,6 +106,10 @@ def test_nothing_known_yet_is_drawn_as_such() -> None:
     assert "None" not in text
 
 
+def test_keys_that_cannot_be_read_are_not_offered() -> None:
+    assert not any("kill the stream trainer" in line for line in _drawn(View(_state(), takes_keys=False), 40))
+
+
 def test_a_frame_costs_little() -> None:
     state = _state()
     view = View(state)

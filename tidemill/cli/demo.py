@@ -13,6 +13,9 @@ def demo(
     fast: Annotated[bool, typer.Option("--fast", help="Less data and shorter days: under 3 minutes on 2 cores.")] = False,
     chaos: Annotated[bool, typer.Option("--chaos", help="SIGKILL the stream trainer three times at random.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the click world, its users and the chaos.")] = 1,
+    data: Annotated[
+        str, typer.Option(help="`movielens` plays MovieLens-100k from an installed recbole, `movielens:FOLDER` from a folder.")
+    ] = "",
     directory: Annotated[
         Path, typer.Option("--dir", help="Folder that everything is written to; emptied first if a demo has made it.")
     ] = Path("demo-run"),
@@ -23,4 +26,4 @@ def demo(
     from tidemill.demo.main import DemoSettings, run_demo
 
     logs.set_up(logging.WARNING)
-    raise typer.Exit(run_demo(DemoSettings(fast, chaos, seed, directory, report), say=typer.echo))
+    raise typer.Exit(run_demo(DemoSettings(fast, chaos, seed, data, directory, report), say=typer.echo))

@@ -1,7 +1,8 @@
-"""The model that stops learning: day T-1's snapshot, scored by the server's own code."""
+"""The model that stops learning: a day's snapshot, scored by the server's own code."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -9,12 +10,15 @@ import pyarrow as pa
 
 from tidemill.data.click_world import FEATURE_FIELDS
 
+CLICK_FEATURES = tuple(field.name for field in FEATURE_FIELDS)
+
 
 class FrozenModel:
     """The snapshot in a lineage's folder, without any release. `load` once; then any thread may score."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, features: Sequence[str] = CLICK_FEATURES) -> None:
         self._folder = folder
+        self._features = list(features)
         self._predictor: object = None
 
     @property
@@ -37,5 +41,4 @@ class FrozenModel:
         from tidemill.serving.predictor import Predictor
 
         assert isinstance(self._predictor, Predictor)
-        features = rows.select([field.name for field in FEATURE_FIELDS])
-        return self._predictor.score_table(features)["probs"].reshape(-1)
+        return self._predictor.score_table(rows.select(self._features))["probs"].reshape(-1)

@@ -61,10 +61,10 @@ def live_view(state: DemoState, keys: Keys, stdin: TextIO | None = None, console
     Log lines become notes meanwhile. The terminal is as it was afterwards, however the context ends.
     """
     console = console or Console()
-    view = View(state)
     stopping = threading.Event()
     live = Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
     with _log_as_notes(state), cbreak(stdin or sys.stdin) as fd, live:
+        view = View(state, takes_keys=fd is not None)
         thread = threading.Thread(target=_run, args=(view, live, keys, fd, stopping), name="live", daemon=True)
         thread.start()
         try:
@@ -155,8 +155,9 @@ def _log_as_notes(state: DemoState) -> Iterator[None]:
 class View:
     """Turns a DemoState into what a terminal shows. `render` belongs to one thread."""
 
-    def __init__(self, state: DemoState) -> None:
+    def __init__(self, state: DemoState, *, takes_keys: bool = True) -> None:
         self._state = state
+        self._takes_keys = takes_keys
         self._requests: deque[tuple[float, int]] = deque(maxlen=round(_RATE_S / _REFRESH_S) + 1)
         self._aucs: deque[tuple[float, float]] = deque(maxlen=30)
         self._auc_at = 0.0
@@ -232,8 +233,9 @@ class View:
         first = Text.assemble(f"{self._rate():5.1f} requests/s   {state.requests:,} in all   ", failed, f"   {latency}")
         behind = "-" if server.behind_s is None else f"{server.behind_s:.1f} s"
         second = Text.assemble("serves ", (generation, "bold"), f"   event to served about {behind}")
-        if server.error or state.last_error:
-            second.append(f"   {server.error or state.last_error}", "red")
+        # Before there is anything to serve, the server says only that.
+        if state.last_error or (server.error and server.lineage is not None):
+            second.append(f"   {state.last_error or server.error}", "red")
         return _panel(Group(_cropped(first), _cropped(second)), "server", "green" if server.ready else "yellow")
 
     def _quality(self) -> RenderableType:

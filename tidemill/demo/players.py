@@ -43,7 +43,7 @@ _FLUSH_TIMEOUT_S = 20.0
 _STATUS_S = 0.5
 _POLL_S = 0.02
 _RECENT = 400
-_TYPES = {pa.string(): "BYTES", pa.int64(): "INT64", pa.float64(): "FP64"}
+INPUT_TYPES = {pa.string(): "BYTES", pa.int64(): "INT64", pa.float64(): "FP64"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +131,7 @@ class Crowd:
             ask.items
         )
         inputs = [
-            {"name": name, "shape": [len(column)], "datatype": _TYPES[column.type], "data": column.to_pylist()}
+            {"name": name, "shape": [len(column)], "datatype": INPUT_TYPES[column.type], "data": column.to_pylist()}
             for name, column in columns.items()
         ]
         return orjson.dumps({"inputs": inputs})
