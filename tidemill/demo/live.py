@@ -190,10 +190,10 @@ class View:
             left = (state.boundary - state.event_time) / state.speed
             parts.append(f"midnight in {left:.0f} s" if left > 0 else f"midnight {-left:.0f} s ago")
         panel = _panel(Group(_line(state.phase, "bold"), _line("   ".join(parts))), "tidemill demo", "cyan")
-        panel.subtitle = (
-            f"[bold]k[/] kill the stream trainer   [bold]q[/] stop{f'   [yellow]{self.answer}[/]' if self.answer else ''}"
-        )
-        panel.subtitle_align = "left"
+        if self._takes_keys:
+            answer = f"   [yellow]{self.answer}[/]" if self.answer else ""
+            panel.subtitle = f"[bold]k[/] kill the stream trainer   [bold]q[/] stop{answer}"
+            panel.subtitle_align = "left"
         return panel
 
     def _lineages(self, lineages: list[LineageState]) -> RenderableType:
