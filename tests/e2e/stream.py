@@ -23,8 +23,9 @@ from tidemill.contracts import layout
 from tidemill.contracts.lineage import RunRecord
 from tidemill.contracts.release import CurrentHint, ReleaseManifest
 from tidemill.data.click_world import World, write_day
+from tidemill.data.split import SplitId
 from tidemill.errors import NotFoundError
-from tidemill.jobs.ledger import Ledger, check_ledger, read_steps
+from tidemill.jobs.ledger import Ledger, check_ledger, read_steps, trained_positions
 from tidemill.jobs.verify import Verification, verify
 from tidemill.lineage.records import run_records
 from tidemill.serving.generation import Generation, next_generation
@@ -135,6 +136,15 @@ class Stream:
 
     def ledger(self) -> Ledger:
         return check_ledger(read_steps(open_storage(self.folder)), self.topic.expected(self.settings.boundary))
+
+    def retired_ledger(self) -> Ledger:
+        """The same up to where a lineage stopped in each partition, which must be where its last release does."""
+        trained = read_steps(open_storage(self.folder))
+        stops = {split: max(entry.rows.stop for entry in entries) for split, entries in trained_positions(trained).items()}
+        released = {SplitId(state.kind, state.split): state.intervals for state in self.releases()[-1].splits}
+        assert {split: intervals[-1][1] for split, intervals in released.items() if intervals} == stops
+        listed = self.topic.expected(self.settings.boundary)
+        return check_ledger(trained, {split: rows[rows < stops.get(split, 0)] for split, rows in listed.items()})
 
     def records(self) -> list[RunRecord]:
         return run_records(open_storage(self.folder))

@@ -13,16 +13,13 @@ import pytest
 
 from tests.e2e.stream import BOUNDARY, Stream, StreamSettings
 from tidemill.checkpoint.restore import latest_checkpoint
+from tidemill.config.env import SUCCESSOR_DIR, TOLERANCE_SECS
 from tidemill.contracts import layout
-from tidemill.data.split import SplitId
 from tidemill.errors import RetiredError
-from tidemill.jobs.ledger import check_ledger, read_steps, trained_positions
 from tidemill.lineage.records import read_lineage
 from tidemill.storage.open import open_storage
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
-
-SUCCESSOR_DIR, TOLERANCE = "ONLINE_LEARNING_SUCCESSOR_DIR", "ONLINE_LEARNING_HANDOVER_TOLERANCE_SECS"
 
 MALFORMED = [
     b"",
@@ -69,7 +66,7 @@ def test_a_successor_that_has_caught_up_retires_its_predecessor(make_stream):
     new = Stream(old.workshop, topic, replace(settings, boundary=middle), "lineages/20260304")
     shutil.copytree(old.folder, new.folder)
     topic.send(BOUNDARY + np.arange(1200.0))
-    with old.trainer(environment={SUCCESSOR_DIR: str(new.folder), TOLERANCE: "60"}) as predecessor:
+    with old.trainer(environment={SUCCESSOR_DIR: str(new.folder), TOLERANCE_SECS: "60"}) as predecessor:
         old.await_that(predecessor, lambda: bool(old.events("handover.checked")), "a check")
         with new.trainer() as successor:
             with topic.feeding(200.0, BOUNDARY + 1200, speed=20.0):
@@ -83,21 +80,11 @@ def test_a_successor_that_has_caught_up_retires_its_predecessor(make_stream):
     assert checks[-1]["verdict"] == "hand_over"
     assert checks[-1]["lag_s"] <= 60
     assert_retired(old, "lineages/20260304")
-    assert_rows_up_to_the_end(old)
+    ledger = old.retired_ledger()
+    assert ledger.is_clean, ledger
     ledger = new.ledger()
     assert ledger.is_clean, ledger
     new.verify_head()
-
-
-def assert_rows_up_to_the_end(stream: Stream) -> None:
-    """Every row before the place where a retired stream stopped was trained once, and is in its last release."""
-    trained = read_steps(open_storage(stream.folder))
-    stops = {split: max(entry.rows.stop for entry in entries) for split, entries in trained_positions(trained).items()}
-    listed = stream.topic.expected(stream.settings.boundary)
-    ledger = check_ledger(trained, {split: rows[rows < stops[split]] for split, rows in listed.items()})
-    assert ledger.is_clean, ledger
-    released = {SplitId(state.kind, state.split): state.intervals for state in stream.releases()[-1].splits}
-    assert {split: intervals[-1][1] for split, intervals in released.items()} == stops
 
 
 def write_successor(folder: Path, data: bytes) -> None:
@@ -111,7 +98,7 @@ def test_two_ranks_leave_together_for_a_successor_written_by_hand(make_stream, t
     """Event times 1000 and 900 at quorum 1.0; nothing but {"data_ts": 850} makes them leave at a tolerance of 60."""
     stream = make_stream(StreamSettings(boundary=0.0, quorum=1.0, idle_timeout_s=600.0))
     successor = tmp_path / "successor"
-    environment = {SUCCESSOR_DIR: str(successor), TOLERANCE: "60"}
+    environment = {SUCCESSOR_DIR: str(successor), TOLERANCE_SECS: "60"}
     with (
         stream.topic.feeding(60.0, 1000.0, speed=0.0, partition=0),
         stream.topic.feeding(60.0, 900.0, speed=0.0, partition=1),
@@ -131,7 +118,8 @@ def test_two_ranks_leave_together_for_a_successor_written_by_hand(make_stream, t
     parts = sorted((stream.folder / layout.segments(head.term, head.cut)).glob("part-*.json"))
     assert [json.loads(part.read_bytes())["step"] for part in parts] == [head.step] * 2
     assert_retired(stream, str(successor))
-    assert_rows_up_to_the_end(stream)
+    ledger = stream.retired_ledger()
+    assert ledger.is_clean, ledger
 
 
 def assert_no_hand_over(stream: Stream, process: subprocess.Popen) -> None:
