@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
-from tidemill.contracts.checkpoint import CheckpointManifest
-from tidemill.contracts.files import TableSpec
-from tidemill.contracts.snapshot import SnapshotManifest
-from tidemill.distributed.agreement import Agreement
-from tidemill.distributed.sharding import ShardedModel
 from tidemill.features.batch import Batch
 from tidemill.features.feature_set import FeatureSet
-from tidemill.jobs.start import Start, from_rank_zero
+from tidemill.jobs.learner import Learner
+from tidemill.jobs.restore import Restored
+from tidemill.jobs.run import Run
+from tidemill.jobs.start import from_rank_zero
 from tidemill.lineage.records import snapshot_digest
 from tidemill.publish.cut import Cutter
 from tidemill.publish.gate import Candidate, Gate
@@ -90,38 +87,24 @@ class Probes:
 class Publication:
     """What a publishing run adds to a training run. Construct it after the weights are restored, before training. Collective."""
 
-    def __init__(
-        self,
-        storage: Storage,
-        start: Start,
-        model: ShardedModel,
-        agreement: Agreement,
-        tables: list[TableSpec],
-        *,
-        rank_states: list[dict[str, dict[str, Any]]],
-        part_timeout_s: float,
-    ) -> None:
+    def __init__(self, run: Run, learner: Learner, restored: Restored) -> None:
+        storage, writer, model = run.storage, run.start.writer, learner.model
         shards = model.local_shards()
-        rank = start.writer.rank
+        rank = run.rank
         self.touched = TouchedRows(shards)
         self.cursor = PublishCursor(snapshot_digest(storage))
-        self.touched.load_state([state.get("touched", {}) for state in rank_states])
-        self.cursor.load_state([state["cursor"] for state in rank_states if "cursor" in state])
-        opened = int(from_rank_zero(agreement, rank, lambda: open_releases(storage, start.writer)))
-        deletes = absorb(storage, self.touched, tables, after=self.cursor.sequence, up_to=opened)
+        restored.load("touched", self.touched)
+        restored.load("cursor", self.cursor)
+        opened = int(from_rank_zero(run.agreement, rank, lambda: open_releases(storage, writer)))
+        deletes = absorb(storage, self.touched, learner.tables, after=self.cursor.sequence, up_to=opened)
         cutter = Cutter(shards, self.touched, model.dense_state if rank == 0 else None, deletes if rank == 0 else {})
         gate = Gate(CandidateScores(storage)) if rank == 0 else Gate()
         self.publisher = Publisher(
             storage,
-            start.writer,
+            writer,
             cutter,
             self.cursor,
             sequence=opened,
-            settings=PublishSettings(gate=gate, part_timeout_s=part_timeout_s),
+            settings=PublishSettings(gate=gate, part_timeout_s=run.config.train_config.publish.part_timeout_s),
         )
         model.on_lookup(self.touched.mark)
-
-
-def tables_of(snapshot: SnapshotManifest | None, manifest: CheckpointManifest | None) -> list[TableSpec]:
-    """The tables that releases may name."""
-    return list(snapshot.tables if snapshot else manifest.tables if manifest else [])

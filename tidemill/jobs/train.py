@@ -228,20 +228,11 @@ def _open_feed(run: Run, learner: Learner, restored: Restored) -> DataFeed:
 
 
 def _open_publication(run: Run, learner: Learner, restored: Restored) -> Publication | None:
-    publish = run.config.train_config.publish
-    if not publish.enabled:
+    if not run.config.train_config.publish.enabled:
         return None
     if run.start.snapshot is None:
         raise ConfigError(f"train_config.publish: {run.storage.url} holds no snapshot to publish on; export the parent there first")
-    publication = Publication(
-        run.storage,
-        run.start,
-        learner.model,
-        run.agreement,
-        learner.tables,
-        rank_states=restored.rank_states,
-        part_timeout_s=publish.part_timeout_s,
-    )
+    publication = Publication(run, learner, restored)
     run.resources.callback(publication.publisher.abort)
     return publication
 
