@@ -21,7 +21,7 @@ from tidemill.logs import log
 
 _NOW = 1_796_058_000.0
 
-# A play of nothing, on a terminal of its own: `k` leaves a note, `q` ends it.
+# A play of nothing, on a terminal of its own: `k` is answered, `q` ends it.
 _PLAY = """
 import fcntl, sys, termios, threading
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
@@ -29,7 +29,7 @@ from tidemill.demo.live import live_view
 from tidemill.demo.state import DemoState
 state, over = DemoState(60.0), threading.Event()
 state.phase = "the play"
-with live_view(state, {"k": lambda: state.notes.append("killed it"), "q": over.set}):
+with live_view(state, {"k": lambda: "killed it", "q": lambda: over.set() or "bye"}):
     sys.exit(0 if over.wait(30) else 1)
 """
 

@@ -28,7 +28,7 @@ _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 _INLINE = re.compile(r"`([^`\n]+)`")
 _URL_HOST = re.compile(r"https?://([^/\s\"'`)>:]+)")
-_OWN_HOSTS = {"127.0.0.1", "localhost"}
+_OWN_HOSTS = {"127.0.0.1", "localhost", "grouplens.org", "doi.org"}
 _HOSTS = _OWN_HOSTS | {"download.pytorch.org", "github.com"}
 _MACHINE = re.compile(r"(?<![\w.])/(work|home|Users|root|tmp)/")
 

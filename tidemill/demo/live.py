@@ -29,6 +29,7 @@ _REFRESH_S = 0.25
 _RATE_S = 5.0
 _AUC_S = 2.0
 _MIN_NOTES = 3
+_ANSWER_S = 6.0
 _SPARKS = "▁▂▃▄▅▆▇█"
 _SPARK_RANGE = (0.5, 0.8)
 _STATUS_STYLES = {"running": "green", "down": "bold red", "retired": "dim", "ended": "dim"}
@@ -46,7 +47,8 @@ _LINEAGE_COLUMNS = (
 )
 _RELEASE_COLUMNS = (("lineage", 11), ("release", -8), ("step", -9), ("changed rows", -16), ("committed", -14))
 
-Keys = Mapping[str, Callable[[], object]]
+Keys = Mapping[str, Callable[[], str]]
+"""By key: what it does, and returns for people to read."""
 
 
 def is_terminal() -> bool:
@@ -80,8 +82,7 @@ def _run(view: View, live: Live, keys: Keys, fd: int | None, stopping: threading
         try:
             for key in _pressed(fd, max(0.0, due - time.monotonic()), stopping):
                 if key in keys:
-                    view.answer = _ANSWERS.get(key, "")
-                    keys[key]()
+                    view.show_answer(keys[key]())
             if time.monotonic() >= due:
                 due = time.monotonic() + _REFRESH_S
                 live.update(view.render(live.console.height), refresh=True)
@@ -89,9 +90,6 @@ def _run(view: View, live: Live, keys: Keys, fd: int | None, stopping: threading
             log.warning("the live view: %r", error)
             due = time.monotonic() + _REFRESH_S
             stopping.wait(_REFRESH_S)
-
-
-_ANSWERS = {"k": "SIGKILL: its supervisor starts it again", "q": "stopping every process in good order"}
 
 
 def _pressed(fd: int | None, timeout_s: float, stopping: threading.Event) -> str:
@@ -161,8 +159,12 @@ class View:
         self._requests: deque[tuple[float, int]] = deque(maxlen=round(_RATE_S / _REFRESH_S) + 1)
         self._aucs: deque[tuple[float, float]] = deque(maxlen=30)
         self._auc_at = 0.0
-        self.answer = ""
-        """What the last key did."""
+        self._answer = ""
+        self._answer_until = 0.0
+
+    def show_answer(self, text: str) -> None:
+        """Show for a while what a key did."""
+        self._answer, self._answer_until = text, time.monotonic() + _ANSWER_S
 
     def render(self, height: int, now: float | None = None) -> RenderableType:
         """The screen, at most `height` lines. `now`: Unix seconds."""
@@ -191,7 +193,7 @@ class View:
             parts.append(f"midnight in {left:.0f} s" if left > 0 else f"midnight {-left:.0f} s ago")
         panel = _panel(Group(_line(state.phase, "bold"), _line("   ".join(parts))), "tidemill demo", "cyan")
         if self._takes_keys:
-            answer = f"   [yellow]{self.answer}[/]" if self.answer else ""
+            answer = f"   [yellow]{self._answer}[/]" if time.monotonic() < self._answer_until else ""
             panel.subtitle = f"[bold]k[/] kill the stream trainer   [bold]q[/] stop{answer}"
             panel.subtitle_align = "left"
         return panel

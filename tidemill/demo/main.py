@@ -153,7 +153,14 @@ def write_report(play: Play, folder: Path, began: float, error: TidemillError | 
 
 
 def _live_view(stage: Stage) -> AbstractContextManager[None]:
-    return live.live_view(stage.state, {"k": stage.kill_trainer, "q": stage.stop})
+    def kill() -> str:
+        return "SIGKILL: its supervisor starts it again" if stage.kill_trainer() else "no stream trainer runs now"
+
+    def stop() -> str:
+        stage.stop()
+        return "stopping every process in good order"
+
+    return live.live_view(stage.state, {"k": kill, "q": stop})
 
 
 def _say_nothing(text: str) -> None:
