@@ -251,3 +251,12 @@ def test_the_reference_is_current():
         [sys.executable, str(script), "--check"], capture_output=True, text=True, timeout=60, start_new_session=True, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_secret_with_a_comma_is_hidden_to_its_end():
+    from tidemill.config.dump import redact_address
+
+    hidden = redact_address("kafka://h:9092/t?group.id=g&sasl.password=a,b,c&client.id=x")
+    assert "a,b,c" not in hidden
+    assert ",b" not in hidden
+    assert hidden.endswith("&client.id=x")

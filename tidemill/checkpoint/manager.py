@@ -59,7 +59,7 @@ class CheckpointManager:
         parent: ParentCheckpoint | None = None,
         pipeline: str = "",
         keep: int = 0,
-        part_timeout_s: float = 600.0,
+        part_timeout_s: float = 180.0,
         clock: Clock | None = None,
     ) -> None:
         self._storage = storage

@@ -16,7 +16,7 @@ HEADER = "# tidemill pipeline config, resolved (YAML)\n"
 
 _SECRET = re.compile(r"password|secret|token|sasl\.jaas", re.IGNORECASE)
 _LINE_ENDS = re.compile("[\x85\u2028\u2029]")
-_QUERY_PART = re.compile(r"([?&])([^=&]+)=([^&,]*)")
+_QUERY_PART = re.compile(r"([?&])([^=&]+)=([^&]*)")
 
 
 def dump(config: Config) -> str:

@@ -84,6 +84,13 @@ class DataFeed:
         self._watermark_value = value
         return value, abstains
 
+    @property
+    def trained_event_time(self) -> float | None:
+        """The least, over this rank's partitions, of the largest event time trained; None while one of them has none."""
+        times = [self.progress.max_event_time.get(split) for split in self._partitions]
+        known = [time for time in times if time is not None]
+        return min(known) if known and len(known) == len(times) else None
+
     def next_pass(self) -> bool:
         """Called on all ranks when everything was read; all of them get the same answer."""
         if not self._bounded or self.is_complete:
@@ -105,8 +112,9 @@ class DataFeed:
 
     def _open(self, base: AssignmentBase | None) -> None:
         self._base, assigned = plan(self._splits, base, self.progress.done, self._world_size, self._rank)
+        self._partitions = [part.split.id for part in assigned]
         self._watermark = Watermark(
-            [part.split.id for part in assigned],
+            self._partitions,
             reached=self.progress.max_event_time,
             value=self._watermark_value,
             left={part.split.id: part.remaining.count() for part in assigned if part.remaining is not None},

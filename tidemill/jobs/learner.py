@@ -35,7 +35,7 @@ class Learner:
 
         Raises CheckpointError if the checkpoint's tables aren't the model's.
         """
-        restore_tables(storage, manifest, self.model.local_shards(), optimizer=optimizer)
+        restore_tables(storage, manifest, self.model.local_shards(), optimizer=optimizer, tables=self.tables)
         self.model.load_dense_state(dense_tensors(storage, manifest))
 
 
