@@ -223,7 +223,9 @@ def test_the_table_of_endings_is_the_codes() -> None:
 
 def test_the_table_of_exit_codes_is_complete() -> None:
     def tree(cls: type[errors.TidemillError]) -> Iterator[type[errors.TidemillError]]:
-        yield cls
+        # Other parts may have errors of their own, such as the demo's, if something has imported them.
+        if cls.__module__ == errors.__name__:
+            yield cls
         for child in cls.__subclasses__():
             yield from tree(child)
 

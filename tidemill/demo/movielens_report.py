@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -291,7 +292,7 @@ def summary(report: dict[str, Any]) -> str:
     lines += [f"{'NOT OK':20} {failure}" for failure in report["failures"]]
     if report["error"]:
         lines.append(f"{'stopped':20} {report['error']}")
-    return "\n".join([*lines, "", report["data"]["terms"]])
+    return "\n".join([*lines, "", textwrap.fill(report["data"]["terms"], 100)])
 
 
 def _number(value: float | None, digits: int = 0, sign: str = "") -> str:

@@ -177,9 +177,12 @@ def _lags(axes: Axes, samples: list[Json], origin: float, speed: float) -> None:
     for name, colour in zip(names, colours, strict=False):
         mine = [sample for sample in samples if sample["lineage"] == name and sample["lag_s"] is not None]
         times, lags = [s["at"] - origin for s in mine], [s["lag_s"] / speed for s in mine]
-        axes.plot(times, lags, color=colour, linewidth=2, label=name)
+        # More than two follow one another in two colours: naming each would hide what the plot shows.
+        axes.plot(times, lags, color=colour, linewidth=2, label=name if len(names) <= 2 else None)
         if mine:
             axes.plot(times[-1], lags[-1], "o", color=colour, markersize=5)
+    if len(names) > 2:
+        axes.plot([], [], color=_PREDECESSOR, linewidth=2, label=f"{len(names)} lineages, one after the other")
     axes.set_ylabel("watermark behind the players\n(seconds of wall time, log)")
     axes.set_yscale("symlog", linthresh=1)
     axes.set_ylim(bottom=0)
