@@ -13,8 +13,9 @@ from tidemill.demo.main import DemoSettings, run_demo
 from tidemill.demo.movielens import FEATURES, SCHEMA, Blocks, find, read
 from tidemill.demo.movielens_director import MovieLensDirector, MovieLensPlan
 from tidemill.demo.movielens_players import Replay
-from tidemill.demo.movielens_report import ScoredBlock, analyse, interval, mean_aucs, report, summary
+from tidemill.demo.movielens_report import ScoredBlock, analyse, interval, mean_aucs, report, series, summary
 from tidemill.demo.quality import auc
+from tidemill.demo.report_html import render
 from tidemill.errors import ConfigError, DataError
 from tidemill.jobs import pipeline
 from tidemill.lineage.cycle import StepName, commands, load_cycle
@@ -219,3 +220,31 @@ def test_no_file_of_the_data_is_in_the_package() -> None:
     assert not [
         path for path in package.rglob("*") if path.suffix in (".inter", ".item", ".user") or path.name.startswith("ml-100k")
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(480)
+def test_three_small_blocks_are_played_through_the_whole_life(tmp_path: Path) -> None:
+    files = write_files(tmp_path / "files", rows=3000)
+    blocks = read(files, block_rows=1000)
+    director = MovieLensDirector(MovieLensPlan(requests_per_s=20.0), 1, (files, blocks), claim(tmp_path / "demo-run"), print)
+    director.run()
+    told = report(director, analyse(director), wall_s=1.0, error=None)
+    assert told["ok"], told["failures"]
+    assert told["handover"] == {
+        "count": 1,
+        "retired": "lineages/20000101",
+        "successor": "lineages/20000102",
+        "lag_s": told["handover"]["lag_s"],
+    }
+    assert told["requests"]["total"] == 200
+    assert told["rows"] == {"in_stream": 2000, "trained_once": 2000, "lost": 0, "doubled": 0, "undelivered": 0}
+    assert [block["block"] for block in told["movielens"]["blocks"]] == [2, 3]
+    assert all(block["rows"] == 1000 and block["auc_served"] is not None for block in told["movielens"]["blocks"])
+    low, high = told["movielens"]["interval_95"]
+    assert low < told["movielens"]["difference"] < high
+    assert told["verify"]["keys_compared"] > 0
+    assert told["verify"]["keys_different"] == 0
+    for name, value in (("report", told), ("series", series(director))):
+        (tmp_path / f"{name}.json").write_bytes(orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY))
+    assert "MovieLens-100k" in render(tmp_path).read_text(encoding="utf-8")
