@@ -185,7 +185,7 @@ class Stream:
     def await_that(self, process: subprocess.Popen, condition: Callable[[], bool], what: str) -> None:
         """Wait for a condition, while the trainer lives."""
         eventually(
-            lambda: condition() or process.poll() is not None, timeout_s=START_TIMEOUT_S, what=f"{what}: {self.log()}", pause_s=0.2
+            lambda: condition() or process.poll() is not None, timeout_s=START_TIMEOUT_S, what=f"{what}: {self.log()}", pause_s=0.3
         )
         assert process.poll() is None or condition(), f"{what}: {self.log()}"
 

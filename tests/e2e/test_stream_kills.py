@@ -23,7 +23,7 @@ def test_killed_at_random_moments_while_rows_keep_coming(make_stream):
     stream = make_stream(StreamSettings(publish_s=0.3, checkpoint_steps=10))
     with ReleaseReader(stream.folder) as reader:
         with stream.topic.feeding(200.0, BOUNDARY):
-            for number in range(4):
+            for number in range(3):
                 with stream.trainer() as process:
                     stream.await_steps(process, number=int(rng.integers(0, 60)))
                     time.sleep(rng.uniform(0.0, 0.5))
@@ -35,7 +35,7 @@ def test_killed_at_random_moments_while_rows_keep_coming(make_stream):
             stream.end(process)
     ledger = stream.ledger()
     assert ledger.is_clean, ledger
-    assert [record.term for record in stream.records()] == [1, 2, 3, 4, 5]
+    assert [record.term for record in stream.records()] == [1, 2, 3, 4]
     reader.assert_sound(stream.releases())
     stream.verify_head()
 
