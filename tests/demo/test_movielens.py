@@ -233,6 +233,7 @@ def test_three_small_blocks_are_played_through_the_whole_life(tmp_path: Path) ->
     assert told["ok"], told["failures"]
     assert told["handover"] == {
         "count": 1,
+        "under_requests": told["handover"]["under_requests"],
         "retired": "lineages/20000101",
         "successor": "lineages/20000102",
         "lag_s": told["handover"]["lag_s"],

@@ -58,7 +58,8 @@ class Findings:
     blocks: list[ScoredBlock]
     rows: RowCounts
     requests: RequestCounts
-    during_switch: int
+    during_switches: list[int]
+    """Requests during each hand-over; 0 when it came after the players had played everything."""
     freshness: Freshness | None
     verification: Verification | None
     undelivered: int
@@ -82,7 +83,7 @@ def analyse(director: MovieLensDirector) -> Findings:
         blocks=blocks,
         rows=counts,
         requests=count_requests(requests, None),
-        during_switch=sum(int(np.sum((sent >= begin) & (sent <= end))) for begin, end in switches),
+        during_switches=[int(np.sum((sent >= begin) & (sent <= end))) for begin, end in switches],
         freshness=measure(root, streams, impressions, requests, read_swaps(str(folder.serving_events))) if complete else None,
         verification=verify(str(folder.root / streams[-1])) if complete else None,
         undelivered=read_status(folder.players).undelivered,
@@ -185,7 +186,7 @@ def report(director: MovieLensDirector, findings: Findings, *, wall_s: float, er
         "error": error,
         "failures": problems,
         "title": "MovieLens-100k, played through the life of a model",
-        "played": _played(director),
+        "played": _played(director, findings),
         "data": {
             "name": "movielens-100k",
             "blocks": director.blocks.count,
@@ -200,10 +201,11 @@ def report(director: MovieLensDirector, findings: Findings, *, wall_s: float, er
             "resamples": _RESAMPLES,
             "blocks": [block.to_json() for block in findings.blocks],
         },
-        "requests": asdict(findings.requests) | {"during_switch": findings.during_switch},
+        "requests": asdict(findings.requests) | {"during_switch": sum(findings.during_switches)},
         "freshness_s": findings.freshness.to_json() if findings.freshness else {"p50": None, "p99": None},
         "handover": {
             "count": len(director.hand_overs),
+            "under_requests": _under_requests(findings),
             "retired": last.result.predecessor if last else None,
             "successor": last.result.deployment.lineage if last else None,
             "lag_s": last.result.lag_s if last else None,
@@ -224,11 +226,15 @@ def report(director: MovieLensDirector, findings: Findings, *, wall_s: float, er
     }
 
 
-def _played(director: MovieLensDirector) -> str:
+def _under_requests(findings: Findings) -> int:
+    return sum(count > 0 for count in findings.during_switches)
+
+
+def _played(director: MovieLensDirector, findings: Findings) -> str:
     blocks = director.blocks
     return (
         f"{blocks.count} blocks of {blocks.block_rows:,} interactions, all through the full life: daily job, export, stream,"
-        f" requests, and {len(director.hand_overs)} hand-overs"
+        f" server; {len(director.hand_overs)} hand-overs, {_under_requests(findings)} of them while players asked"
     )
 
 
