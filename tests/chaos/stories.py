@@ -190,13 +190,17 @@ def _hand_over(scene: Scene) -> Stream:
     _copy_snapshot(old.folder, new.folder)
     environment = {SUCCESSOR_DIR: str(new.folder), TOLERANCE_SECS: "100"}
     with ExitStack() as stack:
-        if scene.rng.random() < 0.5:
-            with old.trainer(environment=environment) as process:
-                scene.moment(process)
-        predecessor = stack.enter_context(old.trainer(environment=environment))
-        successor = stack.enter_context(new.trainer())
+        with old.topic.feeding(float(scene.rng.uniform(60, 250)), BOUNDARY + 7200.0, speed=20.0):
+            if scene.rng.random() < 0.5:
+                with old.trainer(environment=environment) as process:
+                    scene.moment(process)
+            predecessor = stack.enter_context(old.trainer(environment=environment))
+            if scene.rng.random() < 0.5:
+                with new.trainer() as process:
+                    new.await_steps(process, number=int(scene.rng.integers(1, 40)))
+            successor = stack.enter_context(new.trainer())
+            assert predecessor.wait(_WAIT_S) == 0, old.log()
         new.await_trained(successor)
-        assert predecessor.wait(_WAIT_S) == 0, old.log()
         new.end(successor)
     assert old.retired_ledger().is_clean, old.retired_ledger()
     with old.trainer(environment=environment) as process:
@@ -213,6 +217,9 @@ def _copy_snapshot(source: Path, target: Path) -> None:
 def _finish(stream: Stream) -> Verification:
     """Train what is left, stop, and compare what is served with what was trained."""
     with stream.trainer() as process:
+        stream.await_steps(process, number=0)
+        # At least one step, so that checkpoint and release are this run's own.
+        stream.topic.send(BOUNDARY + 14400.0 + np.arange(50.0))
         stream.await_trained(process)
         stream.end(process)
     return stream.verify_head()
