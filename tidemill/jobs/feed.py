@@ -85,6 +85,11 @@ class DataFeed:
         return value, abstains
 
     @property
+    def rows_left(self) -> int | None:
+        """Rows of this rank's share of the pass as it began; None for a stream."""
+        return self._rows_left
+
+    @property
     def trained_event_time(self) -> float | None:
         """The least, over this rank's partitions, of the largest event time trained; None while one of them has none."""
         times = [self.progress.max_event_time.get(split) for split in self._partitions]
@@ -113,6 +118,8 @@ class DataFeed:
     def _open(self, base: AssignmentBase | None) -> None:
         self._base, assigned = plan(self._splits, base, self.progress.done, self._world_size, self._rank)
         self._partitions = [part.split.id for part in assigned]
+        left = [part.remaining.count() for part in assigned if part.remaining is not None]
+        self._rows_left = sum(left) if self._bounded else None
         self._watermark = Watermark(
             self._partitions,
             reached=self.progress.max_event_time,

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from rich.console import Console
 
 from tidemill import logs
 from tidemill.cadence import ENDINGS, Stateful, StopReason
@@ -23,6 +24,7 @@ from tidemill.data.split import Split, SplitId
 from tidemill.distributed.runtime import start_runtime
 from tidemill.errors import ConfigError
 from tidemill.jobs import pipeline
+from tidemill.jobs.display import ProgressLine
 from tidemill.jobs.duties import Saver, checkpoint_duty, cut_duty, evaluate_duty
 from tidemill.jobs.feed import DataFeed
 from tidemill.jobs.learner import Learner, build_learner
@@ -129,7 +131,12 @@ class _Job:
                 num_steps=config.num_steps,
                 quorum=config.save_checkpoints_timestamp_quorum,
             ),
-            observers=[interval, *([self.progressive] if run.is_stream else []), *_open_logs(run, self.learner.label)],
+            observers=[
+                interval,
+                *([self.progressive] if run.is_stream else []),
+                *_open_logs(run, self.learner.label),
+                *_open_display(run, self.learner, self.feed),
+            ],
             state=LoopState(
                 step=restored.step,
                 examples=restored.examples,
@@ -248,6 +255,16 @@ def _progressive(run: Run, learner: Learner, restored: Restored) -> ProgressiveM
     if run.rank == 0:
         restored.load("progressive", progressive)
     return progressive
+
+
+def _open_display(run: Run, learner: Learner, feed: DataFeed) -> list[Observer]:
+    """A progress line, if rank 0 runs on a terminal."""
+    console = Console(stderr=True)
+    if run.rank != 0 or not console.is_terminal:
+        return []
+    line = ProgressLine(learner.step, feed.rows_left, console)
+    run.resources.callback(line.close)
+    return [line]
 
 
 def _open_logs(run: Run, label: str) -> list[Observer]:
