@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -67,6 +68,15 @@ def test_a_run_keeps_its_steps_up_to_the_earliest_one_that_a_later_run_began_wit
         SurvivingSteps("run4", 4, 6, 7, 7),
     ]
     assert check_ledger(trained, {CLICKS: np.arange(7)}).is_clean
+
+
+def test_the_record_tells_which_run_the_line_went_on_from() -> None:
+    """A frozen writer may commit a checkpoint after the next term has looked for the newest; a third run then goes on from it."""
+    trained = [entry(1, step, step) for step in range(10)]
+    trained += [replace(entry(2, step, step), resumed=(1, 6)) for step in (6, 7)]
+    trained += [replace(entry(3, step, step), resumed=(1, 9)) for step in (9, 10)]
+    assert [(part.first, part.stop) for part in surviving_steps(trained)] == [(0, 9), (6, 6), (9, 11)]
+    assert check_ledger(trained, {CLICKS: np.arange(11)}).is_clean
 
 
 def test_a_row_in_two_surviving_steps_is_doubled() -> None:

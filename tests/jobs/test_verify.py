@@ -86,6 +86,9 @@ def test_only_a_cut_of_the_checkpoints_own_run_is_of_the_same_moment(life) -> No
     assert same_moment(manifest, [own]) == own
     for change in ({"run_id": "another"}, {"cut": 0}, {"step": 13}):
         assert same_moment(manifest, [own.model_copy(update=change)]) is None
+    later = own.model_copy(update={"sequence": own.sequence + 1, "run_id": "later", "term": own.term + 1})
+    assert same_moment(manifest, [own, later]) == own
+    assert same_moment(manifest, [own, later], {"later"}) == later, "cut by a run that had gone on from it, before its first step"
     assert same_moment(manifest, [own, own.model_copy(update={"sequence": own.sequence + 1, "cut": 0})]) == own
 
 

@@ -39,6 +39,9 @@ class RunRecord(Document):
     pid: int | None = None
     world_size: int = 1
     term: int | None = None
+    resumed_term: int | None = None
+    resumed_step: int | None = None
+    """The checkpoint of this folder, by term and step, that the run went on from; None: it began here."""
     started_at: float
     ended_at: float | None = None
     heartbeat: int = 0

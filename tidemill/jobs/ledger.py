@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 import orjson
 
 from tidemill.contracts import layout
-from tidemill.contracts.lineage import TermRecord
+from tidemill.contracts.lineage import RunRecord, TermRecord
 from tidemill.contracts.progress import ROW_BITS
 from tidemill.data.split import Run, SplitId, positions
 from tidemill.errors import CorruptError
+from tidemill.lineage.records import run_records
 from tidemill.storage.base import Storage
 
 _STEP_LOG = re.compile(r"^runs/[^/]+/steps-\d+\.jsonl$")
@@ -28,6 +29,8 @@ class TrainedRun:
     step: int
     at: float
     rows: Run
+    resumed: tuple[int, int] | None = None
+    """(term, step) of the checkpoint that its run went on from, by its record; the term's run has logged steps"""
 
     def holds(self, position: int) -> bool:
         """Whether the row at a position is one of them."""
@@ -77,7 +80,7 @@ def read_steps(storage: Storage, *, prefix: str = "") -> list[TrainedRun]:
     """
     base = f"{prefix}/" if prefix else ""
     terms = _terms(storage, base)
-    trained: list[TrainedRun] = []
+    logs: dict[str, list[TrainedRun]] = {}
     for info in storage.list(f"{base}runs/"):
         key = info.key.removeprefix(base)
         if not _STEP_LOG.match(key):
@@ -87,24 +90,35 @@ def read_steps(storage: Storage, *, prefix: str = "") -> list[TrainedRun]:
             raise CorruptError(
                 f"{storage.url}/{info.key}: run {run_id} has no term (terms/*.json), so its place in the line is unknown"
             )
-        trained += _read_log(storage, info.key, run_id, terms[run_id])
+        logs.setdefault(run_id, []).extend(_read_log(storage, info.key, run_id, terms[run_id]))
+    origins = {record.term: _origin(record) for record in run_records(storage, prefix=prefix) if record.term is not None}
+    logged = {terms[run_id] for run_id, entries in logs.items() if entries}
+    trained = [replace(entry, resumed=_resolve(origins, logged, entry.term)) for entries in logs.values() for entry in entries]
     return sorted(trained, key=lambda entry: (entry.term, entry.step))
 
 
 def surviving_steps(trained: Iterable[TrainedRun]) -> list[SurvivingSteps]:
-    """Which steps of each run count, by term: a run's steps end where a later run went on from an earlier checkpoint.
+    """Which steps of each run count, by term: followed back from the newest run, each one's end where the next went on from it.
 
-    A run goes on from a checkpoint at the very step that it logs first, and a run that never came to a step changed nothing.
+    A run whose record doesn't say which checkpoint that was went on at the very step that it logs first, from the run before it.
+    A run that never came to a step changed nothing.
     """
     bounds: dict[tuple[int, str], tuple[int, int]] = {}
+    resumed: dict[int, tuple[int, int] | None] = {}
     for entry in trained:
         first, last = bounds.get((entry.term, entry.run_id), (entry.step, entry.step))
         bounds[entry.term, entry.run_id] = min(first, entry.step), max(last, entry.step)
+        resumed[entry.term] = entry.resumed
     survivors: list[SurvivingSteps] = []
-    resumed_at: float = np.inf
+    newest_term: float = np.inf
+    limit: float = np.inf
     for (term, run_id), (first, last) in sorted(bounds.items(), reverse=True):
-        survivors.append(SurvivingSteps(run_id, term, first, int(max(first, min(last + 1, resumed_at))), last + 1))
-        resumed_at = min(resumed_at, first)
+        # A run that the line has passed by: the next one went on from the checkpoint of an earlier term.
+        stop = first if term > newest_term else int(max(first, min(last + 1, limit)))
+        survivors.append(SurvivingSteps(run_id, term, first, stop, last + 1))
+        if term > newest_term:
+            continue
+        newest_term, limit = resumed[term] or (np.inf, min(limit, first))
     return survivors[::-1]
 
 
@@ -156,6 +170,21 @@ def _add(total: Ledger, split: SplitId, listed: np.ndarray, entries: list[Traine
         first_lost=total.first_lost or ((split, int(lost[0])) if len(lost) else None),
         first_doubled=total.first_doubled or ((split, int(doubled[0])) if len(doubled) else None),
     )
+
+
+def _origin(record: RunRecord) -> tuple[int, int] | None:
+    if record.resumed_term is None or record.resumed_step is None:
+        return None
+    return record.resumed_term, record.resumed_step
+
+
+def _resolve(origins: Mapping[int, tuple[int, int] | None], logged: Collection[int], term: int) -> tuple[int, int] | None:
+    """Where a term's run went on from, through runs that saved a checkpoint without a step of their own."""
+    origin = origins.get(term)
+    while origin is not None and origin[0] not in logged:
+        before = origins.get(origin[0])
+        origin = (before[0], min(before[1], origin[1])) if before else None
+    return origin
 
 
 def _terms(storage: Storage, base: str) -> dict[str, int]:

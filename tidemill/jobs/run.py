@@ -95,7 +95,10 @@ def open_recorder(run: Run) -> RunRecorder | None:
         return None
     kind: RunKind = "train_stream" if run.is_stream else "train_daily" if run.place else "train"
     date = run.place.date if run.place else None
-    recorder = RunRecorder(run.storage, RunStart(writer.run_id, kind, date, writer.term, run.boundary, writer.world_size))
+    own = run.start.own
+    resumed = (own.term, own.step) if own else None
+    start = RunStart(writer.run_id, kind, date, writer.term, run.boundary, writer.world_size, resumed)
+    recorder = RunRecorder(run.storage, start)
     if run.is_stream and run.start.snapshot:
         open_lineage(run.storage, date, run.boundary)
     config = dump(run.config).encode()

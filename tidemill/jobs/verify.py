@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +12,7 @@ from tidemill.contracts import layout
 from tidemill.contracts.checkpoint import CheckpointManifest
 from tidemill.contracts.release import ReleaseManifest
 from tidemill.errors import CheckpointError
+from tidemill.lineage.records import run_records
 from tidemill.serving.generation import Generation
 from tidemill.serving.loader import load_generation
 from tidemill.serving.tables import Table
@@ -81,7 +82,7 @@ def verify(folder: str, *, step: int | None = None) -> Verification:
     """
     storage = open_storage(folder)
     _, manifest = read_checkpoint(storage, step)
-    release = same_moment(manifest, _releases(storage))
+    release = same_moment(manifest, _releases(storage), _continued(storage, manifest))
     if release is not None:
         generation = load_generation(storage, "", up_to=(release.term, release.sequence))
         return _compare(storage, manifest, generation, {}, with_dense=True)
@@ -93,14 +94,24 @@ def verify(folder: str, *, step: int | None = None) -> Verification:
     return _compare(storage, manifest, generation, _touched(states), with_dense=False)
 
 
-def same_moment(checkpoint: CheckpointManifest, releases: Sequence[ReleaseManifest]) -> ReleaseManifest | None:
+def same_moment(
+    checkpoint: CheckpointManifest, releases: Sequence[ReleaseManifest], continued: Collection[str] = ()
+) -> ReleaseManifest | None:
     """The newest release that was cut at the very moment of a checkpoint; None if there is none. `releases`: by sequence.
 
-    The same step alone isn't enough: after a crash, a later run counts the lost steps anew, and what a run commits on opening its
-    term (cut 0) only repeats what was served before.
+    `continued`: runs that went on from the checkpoint; what they cut before their first step is the checkpoint's moment too. The
+    same step alone isn't enough: after a crash, another run counts the lost steps anew, and what a run commits on opening its term
+    (cut 0) only repeats what was served before.
     """
-    own = [release for release in releases if release.run_id == checkpoint.run_id and release.cut > 0]
+    runs = {checkpoint.run_id, *continued}
+    own = [release for release in releases if release.run_id in runs and release.cut > 0]
     return next((release for release in reversed(own) if release.step == checkpoint.step), None)
+
+
+def _continued(storage: Storage, checkpoint: CheckpointManifest) -> set[str]:
+    """Runs whose records say that they went on from the checkpoint."""
+    at = (checkpoint.term, checkpoint.step)
+    return {record.run_id for record in run_records(storage) if (record.resumed_term, record.resumed_step) == at}
 
 
 def _releases(storage: Storage) -> list[ReleaseManifest]:

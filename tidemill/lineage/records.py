@@ -50,6 +50,8 @@ class RunStart:
     term: int | None = None
     boundary: float | None = None
     world_size: int = 1
+    resumed: tuple[int, int] | None = None
+    """(term, step) of the own checkpoint that the run goes on from"""
 
 
 class RunRecorder:
@@ -77,6 +79,8 @@ class RunRecorder:
             world_size=start.world_size,
             term=start.term,
             boundary=start.boundary,
+            resumed_term=start.resumed[0] if start.resumed else None,
+            resumed_step=start.resumed[1] if start.resumed else None,
             started_at=self._clock.time(),
         )
         self._write()
