@@ -158,3 +158,19 @@ def test_a_wrong_flag_is_named_by_its_flag(errors, taobao):
     assert errors(taobao["proto"], overrides={"train_config.num_epochs": 0}) == [
         "--num_epochs: train_config.num_epochs: must be > 0, got 0"
     ]
+
+
+@pytest.mark.parametrize("edits", ["[" * 100_000, '{"data_config.batch_size": ' + "1" * 5000 + "}"])
+def test_json_that_python_refuses_to_read_is_refused(refusals, edits):
+    (line,) = refusals(edits)
+    assert line.startswith("edit_config_json: not JSON that can be read: ")
+
+
+def test_milliseconds_are_no_boundary(refusals):
+    (line,) = refusals({"train_config.lineage.boundary": 1772496000000})
+    assert line.startswith("edit_config_json: train_config.lineage.boundary: event time 1772496000000 isn't Unix seconds")
+
+
+def test_numbers_are_finite(refusals):
+    path = "train_config.dense_optimizer.adam_optimizer.lr"
+    assert refusals({path: "inf"}) == [f"edit_config_json: {path}: must be finite, got 'inf'"]

@@ -74,7 +74,7 @@ model_config {
         (
             "adam_optimizer { lr: 0.001 }",
             "adam_optimizer { lr: nan }",
-            "<text>:6: train_config.dense_optimizer.adam_optimizer.lr: must be >= 0, got nan",
+            "<text>:6: train_config.dense_optimizer.adam_optimizer.lr: must be finite, got nan",
         ),
         (
             "num_epochs: 1",

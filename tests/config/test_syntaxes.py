@@ -165,3 +165,25 @@ def test_any_text_is_parsed_or_refused(text):
     for parse in (proto_syntax.parse, json_syntax.parse, yaml_syntax.parse):
         with contextlib.suppress(ConfigSyntaxError):
             assert parse(text, "f").origin.name == "f"
+
+
+@pytest.mark.parametrize(
+    ("parse", "text"),
+    [
+        (yaml_syntax.parse, f"a: {'[' * 900}{']' * 900}"),
+        (yaml_syntax.parse, "".join(f"{' ' * depth}a:\n" for depth in range(800))),
+        (json_syntax.parse, "[" * 5000),
+        (proto_syntax.parse, "a {\n" * 5000),
+    ],
+)
+def test_nesting_without_end_is_refused(parse, text):
+    with pytest.raises(ConfigSyntaxError, match="nested too deeply"):
+        parse(text, "f")
+
+
+@pytest.mark.parametrize(
+    ("parse", "text"), [(yaml_syntax.parse, "a: {}"), (json_syntax.parse, '{{"a": {}}}'), (proto_syntax.parse, "a {{ b: {} }}")]
+)
+def test_a_number_of_thousands_of_digits_is_refused(parse, text):
+    with pytest.raises(ConfigSyntaxError, match="a number that can't be read"):
+        parse(text.format("1" * 5000), "f")

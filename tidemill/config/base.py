@@ -20,7 +20,7 @@ class Config(BaseModel):
     below a field is its description in `config explain` and in the reference.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
     oneofs: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Group -> fields of which at most one may be given."""

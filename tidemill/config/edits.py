@@ -54,6 +54,10 @@ def apply_edits(editor: Editor, text: str) -> None:
     except json.JSONDecodeError as error:
         editor.builder.findings.append(Finding(origin, "", f"not JSON: {error.msg.lower()} at character {error.pos}"))
         return
+    except (RecursionError, ValueError) as error:
+        # Lists in lists without end; an integer of thousands of digits.
+        editor.builder.findings.append(Finding(origin, "", f"not JSON that can be read: {error}"))
+        return
     if not isinstance(pairs, _Pairs):
         editor.builder.findings.append(Finding(origin, "", "must be a JSON object of path: value"))
         return

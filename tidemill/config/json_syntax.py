@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from tidemill.config.tree import ConfigSyntaxError, Node, Origin
+from tidemill.config.tree import ConfigSyntaxError, Node, Origin, within_limits
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 _DECODER = json.JSONDecoder()
@@ -13,7 +13,8 @@ _DECODER = json.JSONDecoder()
 
 def parse(text: str, name: str) -> Node:
     """Raises ConfigSyntaxError on a syntax error or a duplicate key."""
-    return _Parser(text, name).document()
+    with within_limits(name):
+        return _Parser(text, name).document()
 
 
 class _Parser:

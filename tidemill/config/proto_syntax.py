@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from tidemill.config.tree import ConfigSyntaxError, Node, Origin, Scalar
+from tidemill.config.tree import ConfigSyntaxError, Node, Origin, Scalar, within_limits
 
 _TOKEN = re.compile(
     r"""(?P<space>[ \t\r\n\f\v]+|\#[^\n]*)
@@ -40,7 +40,8 @@ class _Token:
 
 def parse(text: str, name: str) -> Node:
     """Raises ConfigSyntaxError with the line of the first token that doesn't fit."""
-    return _Parser(_tokens(text, name), name).message(Origin(name, 1), "")
+    with within_limits(name):
+        return _Parser(_tokens(text, name), name).message(Origin(name, 1), "")
 
 
 def _tokens(text: str, name: str) -> list[_Token]:

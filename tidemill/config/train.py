@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
+from tidemill.clock import event_time
 from tidemill.config.base import Config, Positive, Seconds, Unsigned, later, without_effect
 from tidemill.config.feature import ParameterConstraints
 from tidemill.config.optimizer import DenseOptimizer, SparseOptimizer
@@ -133,6 +134,11 @@ class LineageConfig(Config):
     """Event time (Unix seconds): rows before it belong to the table, the others to the stream. None: the parent's record."""
     start_margin_s: Seconds | None = None
     """The stream starts reading so long before the boundary. None: 0 for broker timestamps, 600 for a column."""
+
+    @field_validator("boundary")
+    @classmethod
+    def _is_seconds(cls, boundary: float | None) -> float | None:
+        return boundary if boundary is None else event_time(boundary)
 
 
 class RuntimeConfig(Config):

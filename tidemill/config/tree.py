@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Literal
@@ -55,6 +56,17 @@ class ConfigSyntaxError(Exception):
     def __init__(self, origin: Origin, message: str, path: str = "") -> None:
         super().__init__(message)
         self.finding = Finding(origin, path, message)
+
+
+@contextmanager
+def within_limits(name: str) -> Iterator[None]:
+    """Around a parser: what Python refuses to take (nesting without end, integers of thousands of digits) is a syntax error."""
+    try:
+        yield
+    except RecursionError:
+        raise ConfigSyntaxError(Origin(name), "nested too deeply") from None
+    except ValueError as error:
+        raise ConfigSyntaxError(Origin(name), f"a number that can't be read: {error}") from None
 
 
 def path_text(path: Path) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from tidemill.config.tree import ConfigSyntaxError, Node, Origin, Scalar
+from tidemill.config.tree import ConfigSyntaxError, Node, Origin, Scalar, within_limits
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]*)$")
@@ -26,7 +26,8 @@ def parse(text: str, name: str) -> Node:
         raise ConfigSyntaxError(Origin(name), f"not YAML: {error}") from None
     if root is None:
         return Node({}, Origin(name, 1))
-    return _convert(root, name, ())
+    with within_limits(name):
+        return _convert(root, name, ())
 
 
 def _convert(node: Any, name: str, inside: tuple[Any, ...]) -> Node:
