@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from tidemill.cli.options import EditConfigJson
 from tidemill.config.explain import explain as explain_key
 from tidemill.config.load import load_pipeline
 from tidemill.errors import ConfigError
@@ -18,7 +19,7 @@ app = typer.Typer(help="Check a pipeline config, or explain one of its fields.",
 @app.command()
 def check(
     path: Annotated[Path, typer.Argument(help="The pipeline config: YAML, JSON or protobuf text.")],
-    edit_config_json: Annotated[str | None, typer.Option(help="Edits, applied before the check.")] = None,
+    edit_config_json: EditConfigJson = None,
 ) -> None:
     """Report everything wrong with a config; exit code 0 if it can be used, 2 if not."""
     try:
