@@ -57,6 +57,17 @@ def test_what_isnt_parquet_is_named(tmp_path):
             source(tmp_path / "*.parquet").discover()
 
 
+def test_damaged_rows_name_their_file(tmp_path):
+    path = tmp_path / "a.parquet"
+    write(path, 0, 1000)
+    content = bytearray(path.read_bytes())
+    content[4:200] = b"\xff" * 196
+    path.write_bytes(content)
+    found = source(path)
+    with pytest.raises(DataError, match=r"a\.parquet: its rows can't be read"):
+        read(found, found.discover()[0])
+
+
 def test_missing_column_names_file_and_column(tmp_path):
     write(tmp_path / "a.parquet", 0, 3)
     with pytest.raises(SchemaError, match=r"a\.parquet: no column 'price'; it has event_id, event_time, value"):

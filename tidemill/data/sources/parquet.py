@@ -112,7 +112,10 @@ class _FileReader(SplitReader):
         self._pieces = self._read_pieces(wanted, columns)
 
     def read(self, timeout_s: float) -> RawBatch | None:
-        first, table = next(self._pieces, (0, None))
+        try:
+            first, table = next(self._pieces, (0, None))
+        except (OSError, pa.ArrowException) as error:
+            raise DataError(f"{self._split.name}: its rows can't be read; it is damaged, or has changed ({error})") from error
         if table is None:
             raise EOFError
         times = None
