@@ -154,6 +154,7 @@ def _drop(name: str, *, rename: str | None = None) -> Any:
         (_tensor("tags", data=["1", 2, "3"]), "input 'tags', row 1: 2 isn't text (BYTES)"),
         (_tensor("tags", data=["1", ["2"], "3"]), "input 'tags', row 1: ['2'] isn't text (BYTES)"),
         (_tensor("tags", datatype="UINT8"), "input 'tags': datatype 'UINT8' isn't supported"),
+        (_tensor("tags", datatype=["BYTES"]), "input 'tags': datatype ['BYTES'] isn't supported"),
         (_tensor("tags", shape=[4]), 'input \'tags\': "shape" is [4], but "data" has 3 values'),
         (_tensor("tags", data=["1", "2"], shape=[2]), "input 'tags' has 2 rows, others have 3; give as many, or 1 for all"),
         (_tensor("tags", data=[], shape=[0]), "input 'tags' has no rows"),

@@ -116,7 +116,7 @@ def _name_of(tensor: object) -> str:
 
 def _column(name: str, tensor: Mapping[str, Any], max_rows: int) -> pa.Array:
     datatype, data, shape = tensor.get("datatype"), tensor.get("data"), tensor.get("shape")
-    if datatype not in _ARROW:
+    if not isinstance(datatype, str) or datatype not in _ARROW:
         raise RequestError(f"input {name!r}: datatype {datatype!r} isn't supported; use one of {', '.join(_ARROW)}")
     if not isinstance(data, list):
         raise RequestError(f'input {name!r}: "data" must be a list')
