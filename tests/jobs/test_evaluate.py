@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tidemill.errors import CheckpointError, ConfigError
+from tidemill.errors import CheckpointError, ConfigError, DataError
 from tidemill.jobs.evaluate import EvaluateRequest, Evaluation, evaluate
 from tidemill.jobs.predict import PredictRequest, predict
 
@@ -60,3 +60,12 @@ def test_without_data_or_checkpoint_there_is_nothing_to_evaluate(life, request_:
     with pytest.raises(CheckpointError, match="no whole checkpoint of step 7"):
         evaluate(replace(request_, checkpoint=str(life.daily / "model.ckpt-7")))
     assert not (tmp_path / "daily" / "eval_result.txt").exists()
+
+
+@pytest.mark.parametrize("wrong", [7, -1])
+def test_a_label_that_cross_entropy_cannot_take_is_named(life, request_: EvaluateRequest, tmp_path: Path, wrong: int) -> None:
+    rows = pq.read_table(life.day).slice(0, 3)
+    labels = pa.array([0, wrong, 1], rows.schema.field("click").type)
+    pq.write_table(rows.set_column(rows.schema.get_field_index("click"), "click", labels), tmp_path / "rated.parquet")
+    with pytest.raises(DataError, match=f"label column 'click', row 1: value {wrong} isn't in 0..1"):
+        evaluate(replace(request_, overrides={**request_.overrides, "eval_input_path": str(tmp_path / "rated.parquet")}))

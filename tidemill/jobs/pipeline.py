@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import torch
 
 from tidemill.config.load import Loaded, load_pipeline
 from tidemill.config.pipeline import PipelineConfig
@@ -18,7 +19,7 @@ from tidemill.data.sources.kafka import KafkaSource
 from tidemill.data.sources.parquet import ParquetConfig, ParquetSource
 from tidemill.distributed.agreement import Agreement
 from tidemill.distributed.runtime import Runtime
-from tidemill.errors import ConfigError
+from tidemill.errors import ConfigError, DataError
 from tidemill.features.batch import Batch
 from tidemill.features.feature_set import FeatureSet
 from tidemill.logs import log
@@ -54,6 +55,23 @@ def feature_set(config: PipelineConfig) -> FeatureSet:
         multival_separator=data.fg_encoded_multival_sep,
         hash_function=data.hash.function,
     )
+
+
+def labelled(features: FeatureSet, label: str) -> Callable[[pa.Table, int], Batch]:
+    """(rows, size) -> a batch with labels. It raises DataError for a label outside of 0..1: cross entropy has no minimum there."""
+
+    def transform(rows: pa.Table, size: int) -> Batch:
+        batch = features.transform(rows, size=size)
+        values = batch.labels[label]
+        bad = torch.nonzero((values < 0) | (values > 1))
+        if len(bad):
+            row = int(bad[0])
+            raise DataError(
+                f"label column {label!r}, row {row}: value {values[row]:g} isn't in 0..1, as binary_cross_entropy needs"
+            )
+        return batch
+
+    return transform
 
 
 def is_stream(config: PipelineConfig) -> bool:
@@ -104,7 +122,7 @@ def evaluate_source(
         source,
         assign(source.discover(), {}, runtime.world_size, runtime.rank),
         batch_size=size,
-        transform=lambda table, rows: features.transform(table, size=rows),
+        transform=labelled(features, label_of(config)),
     )
     try:
         return evaluate(

@@ -207,7 +207,7 @@ def _open_feed(run: Run, learner: Learner, restored: Restored) -> DataFeed:
             source,
             assigned,
             batch_size=config.data_config.batch_size,
-            transform=lambda table, size: learner.features.transform(table, size=size),
+            transform=pipeline.labelled(learner.features, learner.label),
             max_wait_s=kafka.max_wait_s if kafka else 0.0,
             idle_timeout_s=kafka.idle_timeout_s if kafka else 0.0,
             drop_before=run.boundary if run.is_stream else None,
