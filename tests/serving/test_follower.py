@@ -225,6 +225,32 @@ def test_a_deployment_that_cannot_be_served_keeps_the_generation(root: LocalStor
     assert follower.error is None
 
 
+@pytest.mark.parametrize("torn", [1, 2])
+def test_another_lineage_is_served_with_all_its_releases_or_not_at_all(
+    root: LocalStorage, new_lineage: LineageMaker, torn: int
+) -> None:
+    first, second = new_lineage("20240101", seed=1), new_lineage("20240102", seed=2)
+    first.deploy(1)
+    first.release()
+    follower = follower_of(root)
+    follower.poll()
+    second.release()
+    second.release()
+    second.deploy(2)
+    key = second.key(layout.release(torn))
+    whole = root.read(key)
+    root.write(key, whole[:100])
+    follower.poll()
+    assert_serves(follower, first, (1, 1))
+    status = status_of(root)
+    assert (status.deployment, status.lineage) == (1, first.folder)
+    assert status.error is not None
+    root.write(key, whole)
+    follower.poll()
+    assert_serves(follower, second, (1, 2))
+    assert follower.error is None
+
+
 def test_a_torn_deployment_is_named_and_skipped(root: LocalStorage, new_lineage: LineageMaker) -> None:
     lineage = new_lineage()
     lineage.deploy(1)

@@ -103,7 +103,10 @@ class Follower:
             self._stopping.wait(self._poll_interval_s)
 
     def _advance(self) -> Exception | None:
-        """Move to the newest generation that can be built. Returns why there is a newer one that can't, or raises it."""
+        """Move to the newest generation that can be built; to another snapshot only with all its releases.
+
+        Returns why there is a newer one that can't, or raises it.
+        """
         found_at = self._clock.time()
         target, torn = self._target()
         if target is None:
@@ -111,10 +114,14 @@ class Follower:
         base = self._base(target)
         news = read_changes(target.folder, base, up_to=target.up_to)
         served, problem = _apply(base, news.changes)
+        fault = problem or news.error
+        if fault is not None and self.generation is not None and base.model is not self.generation.model:
+            # What is served now may know more than the front part of another snapshot's releases.
+            return fault
         if served is not self.generation:
             self._swap(served, found_at)
             self._metrics.rows_applied.inc(sum(change.num_rows() for change in news.changes if change.sequence <= served.sequence))
-        return problem or news.error or (StorageError(torn) if torn else None)
+        return fault or (StorageError(torn) if torn else None)
 
     def _target(self) -> tuple[Target | None, str | None]:
         current = self.generation
