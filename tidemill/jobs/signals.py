@@ -13,7 +13,8 @@ class StopSignals:
 
     def __init__(self) -> None:
         self._on_stop: Callable[[], None] | None = None
-        self._asked = threading.Event()
+        # A plain boolean: an Event's lock can't be taken twice, and one signal may interrupt the handler of another.
+        self._asked = False
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -31,10 +32,10 @@ class StopSignals:
     def attach(self, on_stop: Callable[[], None]) -> None:
         """`on_stop` is called from the signal handler, once for each signal."""
         self._on_stop = on_stop
-        if self._asked.is_set():
+        if self._asked:
             on_stop()
 
     def _ask(self, number: int, frame: object) -> None:
-        self._asked.set()
+        self._asked = True
         if self._on_stop is not None:
             self._on_stop()

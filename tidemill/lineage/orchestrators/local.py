@@ -97,6 +97,8 @@ class LocalCycle:
         self._poll_s = poll_s
         self.clock = clock or SystemClock()
         self._stopping = threading.Event()
+        # A plain boolean: a signal handler may interrupt this very thread while it holds the Event's lock.
+        self._stop_requested = False
         self._lock: IO[str] | None = None
         self._children: Children | None = None
 
@@ -142,7 +144,7 @@ class LocalCycle:
 
     def request_stop(self) -> None:
         """Make `run_date` and `wait` return soon. Safe in a signal handler."""
-        self._stopping.set()
+        self._stop_requested = True
 
     def plan(self, date: str) -> list[CycleStep]:
         """How a date's steps stand."""
@@ -189,7 +191,7 @@ class LocalCycle:
     def wait(self) -> None:
         """Wait until every stream has ended for good, or a stop is requested."""
         streams = [name for name in self.children.states() if name.startswith(StepName.TRAIN_STREAM)]
-        while not self._stopping.wait(self._poll_s):
+        while not self._paused():
             states = [self.children.state(name) for name in streams]
             if all(state is not None and state.status in ("exited", "stopped", "given_up") for state in states):
                 return
@@ -307,8 +309,12 @@ class LocalCycle:
                 problem = str(error)
             if self.clock.monotonic() > until:
                 raise DeadlineError(f"{what}: not done after {limit_s:g} s{': ' if problem else ''}{problem}")
-            if self._stopping.wait(self._poll_s):
+            if self._paused():
                 raise _StopRequestedError
+
+    def _paused(self) -> bool:
+        """Wait for the time between two looks; whether a stop was requested."""
+        return self._stopping.wait(self._poll_s) or self._stop_requested
 
     def _restarts(self) -> RestartPolicy:
         limits = self.config.limits
