@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemill.config.compare import RULES, Verdict, compare
-from tidemill.config.dump import dump
+from tidemill.config.dump import dump, is_secret, redact_address
 from tidemill.config.explain import explain
 from tidemill.config.kafka_uri import parse_kafka_uri
 from tidemill.config.schema import shapes
@@ -95,6 +95,23 @@ def test_secrets_are_not_dumped(load, small):
     again = load(text).config
     assert again.data_config.kafka.client["sasl.password"] == "REDACTED"
     assert compare(config, again).verdict is Verdict.COMPATIBLE
+
+
+@pytest.mark.parametrize("key", ["ssl.key.pem", "sasl.oauthbearer.assertion.private.key.passphrase", "ssl.keystore.password"])
+def test_keys_and_their_passphrases_are_secrets(key):
+    assert is_secret(key)
+
+
+@pytest.mark.parametrize("key", ["group.id", "security.protocol", "ssl.key.location", "client.id", "signal"])
+def test_what_says_nothing_secret_is_kept(key):
+    assert not is_secret(key)
+
+
+def test_words_of_a_vocabulary_are_not_secrets(load, small):
+    feature = {"feature_name": "word", "expression": "item:word", "vocab_dict": {"token": 2, "password": 3}, "embedding_dim": 4}
+    small["feature_configs"].append({"id_feature": feature})
+    config = load(small).config
+    assert load(dump(config)).config == config
 
 
 def test_secrets_in_addresses_are_not_dumped(load, small):
@@ -253,9 +270,19 @@ def test_the_reference_is_current():
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_secret_with_a_comma_is_hidden_to_its_end():
-    from tidemill.config.dump import redact_address
+@pytest.mark.parametrize(
+    ("address", "hidden"),
+    [
+        ("s3://id:key@store/bucket/x", "s3://id:REDACTED@store/bucket/x"),
+        ("kafka://h:1,i:2/t?group.id=g@h", "kafka://h:1,i:2/t?group.id=g@h"),
+        ("https://h:1/x?sig=a%2Bb&sv=1&X-Amz-Signature=c", "https://h:1/x?sig=REDACTED&sv=1&X-Amz-Signature=REDACTED"),
+    ],
+)
+def test_addresses_are_shown_without_their_secrets(address, hidden):
+    assert redact_address(address) == hidden
 
+
+def test_a_secret_with_a_comma_is_hidden_to_its_end():
     hidden = redact_address("kafka://h:9092/t?group.id=g&sasl.password=a,b,c&client.id=x")
     assert "a,b,c" not in hidden
     assert ",b" not in hidden

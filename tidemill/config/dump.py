@@ -14,7 +14,10 @@ from tidemill.config.schema import shapes
 REDACTED = "REDACTED"
 HEADER = "# tidemill pipeline config, resolved (YAML)\n"
 
-_SECRET = re.compile(r"password|secret|token|sasl\.jaas", re.IGNORECASE)
+_SECRET = re.compile(
+    r"passw|passphrase|secret|token|private|credential|signature|access_?key|api_?key|key\.pem|sasl\.jaas|^sig$", re.IGNORECASE
+)
+_USER = re.compile(r"(://[^/?#@:,]*):[^/?#@]*@")
 _LINE_ENDS = re.compile("[\x85\u2028\u2029]")
 _QUERY_PART = re.compile(r"([?&])([^=&]+)=([^&]*)")
 
@@ -43,7 +46,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [_plain(item) for item in value]
     if isinstance(value, dict):
-        return {key: REDACTED if is_secret(key) else _plain(item) for key, item in value.items()}
+        # Numbers aren't secrets, but the ids of a vocabulary, which may hold any word.
+        return {key: REDACTED if isinstance(item, str) and is_secret(key) else _plain(item) for key, item in value.items()}
     return redact_address(value) if isinstance(value, str) and "://" in value else value
 
 
@@ -53,13 +57,13 @@ def is_secret(key: str) -> bool:
 
 
 def redact_address(address: str) -> str:
-    """An address whose query holds no secrets any more."""
+    """An address without the secrets in its query, and without a password before its host."""
 
     def hide(match: re.Match[str]) -> str:
         sign, key, value = match.groups()
         return f"{sign}{key}={REDACTED if is_secret(unquote(key)) else value}"
 
-    return _QUERY_PART.sub(hide, address)
+    return _QUERY_PART.sub(hide, _USER.sub(rf"\1:{REDACTED}@", address))
 
 
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
