@@ -33,7 +33,8 @@ class TouchedRows:
 
     def mark(self, table: str, local_rows: np.ndarray | torch.Tensor) -> None:
         """Rows of this rank's shard (counted from its first row, repeats allowed) are about to change."""
-        self._marks[table][np.asarray(local_rows)] = PENDING
+        rows = local_rows if isinstance(local_rows, np.ndarray) else local_rows.cpu().numpy()
+        self._marks[table][rows] = PENDING
 
     def mark_global(self, table: str, ids: np.ndarray) -> None:
         """Rows by id; those of other ranks and other tables are ignored."""

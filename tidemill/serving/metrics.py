@@ -22,9 +22,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._clock = clock
         self.requests = Counter("tidemill_requests", "Infer requests by HTTP status.", ["code"], registry=self.registry)
-        self.latency = Histogram(
-            "tidemill_request_seconds", "From body read to answer.", buckets=_LATENCY_S, registry=self.registry
-        )
+        self.latency = Histogram("tidemill_request_seconds", "From request to answer.", buckets=_LATENCY_S, registry=self.registry)
         self.rows = Counter("tidemill_rows_scored", "Rows scored.", registry=self.registry)
         self.batch_rows = Histogram("tidemill_batch_rows", "Rows scored at once.", buckets=_ROWS, registry=self.registry)
         self.queue_depth = Gauge("tidemill_queue_depth", "Requests that wait for the scoring thread.", registry=self.registry)

@@ -60,7 +60,7 @@ def serve(options: ServeOptions, *, on_bound: Callable[[str, int], None]) -> Non
     clock = SystemClock()
     metrics = Metrics(clock)
     name = options.server_name or f"{socket.gethostname()}-{port}"
-    identity = Identity(name, f"http://{host}:{port}")
+    identity = Identity(name, f"http://{f'[{host}]' if ':' in host else host}:{port}")
     follower = Follower(open_storage(options.target), identity, metrics, clock, poll_interval_s=options.poll_interval_s)
     metrics.watch(lambda: follower.generation)
     batcher = Batcher(lambda: follower.predictor, metrics, clock, capacity=options.queue_capacity)
