@@ -37,6 +37,11 @@ model_config {
         ("num_epochs: 1", "num_epochs: 0", "<text>:7: train_config.num_epochs: must be > 0, got 0"),
         ("num_epochs: 1", "num_epochs { x: 1 }", "<text>:7: train_config.num_epochs: expected integer, got a section"),
         ("num_epochs: 1", "num_epochs: 1 num_epochs: 2", "<text>:7: train_config.num_epochs: given 2 times, on lines 7, 7"),
+        (
+            'model_dir: "model"',
+            'model_dir: "model" export_config { exporter_type: "best" }',
+            "<text>:3: export_config.exporter_type: comes later; not supported yet",
+        ),
         ('model_dir: "model"', "model_dir: model", "<text>:3: model_dir: expected a string, got the word model; put it in quotes"),
         ('model_dir: "model"', "model_dir: 3", "<text>:3: model_dir: expected a string, got 3; put it in quotes"),
         ('model_dir: "model"', "", "<text>:1: model_dir: required"),

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from tidemill.clock import event_time
-from tidemill.config.base import Config, Positive, Seconds, Unsigned, later, without_effect
+from tidemill.config.base import Config, Positive, Seconds, Unsigned, later, not_yet, without_effect
 from tidemill.config.feature import ParameterConstraints
 from tidemill.config.optimizer import DenseOptimizer, SparseOptimizer
 
@@ -99,8 +99,6 @@ class PublishConfig(Config):
     """Seconds from one release to the next."""
     interval_steps: Positive | None = None
     """Steps from one release to the next."""
-    probe_rows: Positive = 64
-    """Stored rows that the gate scores with each release."""
     part_timeout_s: Seconds = 60.0
     """How long the publisher waits for all ranks' parts of a release before it gives that release up."""
 
@@ -235,7 +233,7 @@ class EvalConfig(Config):
 class ExportConfig(Config):
     """Full export."""
 
-    exporter_type: Literal["latest", "best"] = "latest"
+    exporter_type: Literal["latest", "best"] = not_yet("latest")
     """Which checkpoint to export."""
     best_exporter_metric: str = later("auc")
     """Metric that decides what is best."""
