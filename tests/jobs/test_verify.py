@@ -52,7 +52,9 @@ def test_a_run_that_ended_well_serves_exactly_what_it_trained(life) -> None:
 def test_an_older_checkpoint_is_compared_with_what_was_served_then(life) -> None:
     found = verify(str(life.lineage), step=4)
     assert found.is_equal
-    assert (found.checkpoint_term, found.step, found.term) == (1, 4, 1)
+    assert (found.checkpoint_term, found.step) == (1, 4)
+    # Run 3 went on from it: what it released before its first step, if it came to that, is of the same moment.
+    assert found.term in (1, 3)
     assert found.dense_compared > 0
 
 

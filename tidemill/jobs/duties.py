@@ -25,6 +25,27 @@ from tidemill.training.loop import Duty
 log = logging.getLogger(__name__)
 
 
+class EveryPasses:
+    """Due each time the number of completed passes passes a multiple of n (`cadence.Trigger`).
+
+    `passes` is the same on all ranks: they begin each pass in the same round.
+    """
+
+    def __init__(self, n: int, passes: Callable[[], int]) -> None:
+        self._n = n
+        self._passes = passes
+        self._last = passes()
+
+    def due(self, point: SyncPoint) -> bool:
+        return self._passes() // self._n > self._last // self._n
+
+    def fired(self, point: SyncPoint) -> None:
+        self._last = self._passes()
+
+    def steps_to_next(self, step: int) -> int | None:
+        return None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Saver:
     """Captures this rank's share of a checkpoint. `stateful`: what else is saved, by the name that it is restored under.
@@ -68,7 +89,9 @@ class Saver:
 def checkpoint_duty(saver: Saver, config: TrainConfig, restored: Restored) -> Duty:
     """Checkpoints as the config says; an own checkpoint that was restored isn't written again."""
     triggers: list[Trigger] = []
-    if config.save_checkpoints_steps and not config.save_checkpoints_epochs:
+    if config.save_checkpoints_epochs:
+        triggers.append(EveryPasses(config.save_checkpoints_epochs, lambda: saver.feed.progress.passes))
+    elif config.save_checkpoints_steps:
         triggers.append(EverySteps(config.save_checkpoints_steps, restored.step))
     if config.save_checkpoints_timestamp_interval or config.save_checkpoints_timestamps:
         times = config.save_checkpoints_timestamps

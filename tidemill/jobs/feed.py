@@ -32,8 +32,9 @@ class DataFeed:
     ) -> None:
         """`progress`: of all ranks, as restored. `num_passes` None: as many as it takes. `on_pass`: called after each.
 
-        `patience_s`: how long a bounded source is waited for. Which ranks' batches meet in a step would otherwise depend on
-        which reader was faster, and a resumed run would not repeat an uninterrupted one. Well below the collectives' timeout.
+        `patience_s`: how long each batch of a bounded source is waited for. Which ranks' batches meet in a step would otherwise
+        depend on which reader was faster, and a resumed run would not repeat an uninterrupted one. All of a round together must
+        stay well below the collectives' timeout.
         """
         self._splits = list(splits)
         self._open_loader = open_loader

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,16 +13,20 @@ import torch
 
 from tidemill.config.load import Loaded, load_pipeline
 from tidemill.config.pipeline import PipelineConfig
+from tidemill.contracts.progress import SplitState
 from tidemill.data.assignment import assign
 from tidemill.data.loader import Loader
+from tidemill.data.progress import verify_splits
 from tidemill.data.source import Source
 from tidemill.data.sources.kafka import KafkaSource
 from tidemill.data.sources.parquet import ParquetConfig, ParquetSource
+from tidemill.data.split import Split, SplitId
 from tidemill.distributed.agreement import Agreement
 from tidemill.distributed.runtime import Runtime
 from tidemill.errors import ConfigError, DataError
 from tidemill.features.batch import Batch
 from tidemill.features.feature_set import FeatureSet
+from tidemill.jobs.start import from_rank_zero
 from tidemill.logs import log
 from tidemill.models.metrics import build_metrics, grouping_keys
 from tidemill.registry import component_config
@@ -93,6 +98,22 @@ def make_source(config: PipelineConfig, features: FeatureSet, *, path: str, boun
     return KafkaSource(kafka, column_types(config, features), event_time_column=event_time, start_at=start_at)
 
 
+def discover(source: Source, agreement: Agreement, rank: int, *, saved: Sequence[SplitState] = ()) -> list[Split]:
+    """A source's splits as rank 0 finds them, so that all ranks divide the same ones. Collective.
+
+    `saved`: what an earlier run says of them. Raises SourceChangedError, on every rank, if they aren't what they were then.
+    """
+
+    def look() -> list[dict[str, Any]]:
+        splits = source.discover()
+        if saved:
+            verify_splits(source, splits, saved)
+        return [{"kind": s.id.kind, "name": s.id.name, "num_rows": s.num_rows, "fingerprint": s.fingerprint} for s in splits]
+
+    found = from_rank_zero(agreement, rank, look)
+    return [Split(SplitId(s["kind"], s["name"]), s["num_rows"], s["fingerprint"]) for s in found]
+
+
 def column_types(config: PipelineConfig, features: FeatureSet) -> dict[str, pa.DataType]:
     """Name and type of every column that is read: as declared in data_config, else what suits the feature that uses it."""
     declared = config.data_config.columns
@@ -120,7 +141,7 @@ def evaluate_source(
     size = data.eval_batch_size or data.batch_size
     loader: Loader[Batch] = Loader(
         source,
-        assign(source.discover(), {}, runtime.world_size, runtime.rank),
+        assign(discover(source, agreement, runtime.rank), {}, runtime.world_size, runtime.rank),
         batch_size=size,
         transform=labelled(features, label_of(config)),
     )

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 import numpy as np
 
 from tidemill.features.batch import Batch
-from tidemill.features.feature_set import FeatureSet
 from tidemill.jobs.learner import Learner
 from tidemill.jobs.restore import Restored
 from tidemill.jobs.run import Run
@@ -19,22 +18,24 @@ from tidemill.publish.publisher import Publisher, PublishSettings
 from tidemill.publish.recovery import PublishCursor, absorb, open_releases
 from tidemill.publish.tracker import TouchedRows
 from tidemill.serving.generation import Change, Generation, next_generation
-from tidemill.serving.loader import LineageFolder, load_generation, load_snapshot, read_changes
+from tidemill.serving.loader import LineageFolder, load_generation, read_changes, read_probes
 from tidemill.serving.predictor import Predictor
 from tidemill.storage.base import Storage
-from tidemill.training.step import TrainStep
 
 
 class CandidateScores:
-    """Scores the snapshot's probe rows with a candidate on top of all releases so far (`publish.gate.Score`); one thread."""
+    """Scores the snapshot's probe rows with a candidate on top of all releases so far (`publish.gate.Score`); one thread.
+
+    The releases are read by the first call, on the publisher's thread: a long lineage's take longer than other ranks would wait.
+    """
 
     def __init__(self, storage: Storage) -> None:
         self._folder = LineageFolder(storage, "")
-        self._generation: Generation = load_generation(storage, "")
+        self._generation: Generation | None = None
         self._last: Generation | None = None
 
     def __call__(self, candidate: Candidate) -> Mapping[str, np.ndarray]:
-        base = self._base(candidate.sequence)
+        base = self._base(candidate.term, candidate.sequence)
         change = Change(
             term=candidate.term,
             sequence=candidate.sequence,
@@ -48,13 +49,15 @@ class CandidateScores:
         probes = self._last.model.probes
         return {} if probes is None else Predictor(self._last).score_table(probes)
 
-    def _base(self, sequence: int) -> Generation:
+    def _base(self, term: int, sequence: int) -> Generation:
         """The newest release before `sequence`: the last candidate, if it was committed, without reading it again."""
-        last = self._last
-        if last is not None and last.sequence + 1 == sequence:
+        last, up_to = self._last, (term, sequence - 1)
+        if self._generation is None:
+            self._generation = load_generation(self._folder.storage, "", up_to=up_to)
+        elif last is not None and last.sequence + 1 == sequence:
             self._generation = last
         elif self._generation.sequence + 1 != sequence:
-            news = read_changes(self._folder, self._generation)
+            news = read_changes(self._folder, self._generation, up_to=up_to)
             if news.error is not None:
                 raise news.error
             self._generation = next_generation(self._generation, news.changes)
@@ -64,16 +67,17 @@ class CandidateScores:
 class Probes:
     """The snapshot's probe rows, scored by the trainer. Collective: every rank scores as many batches of the same size."""
 
-    def __init__(self, storage: Storage, features: FeatureSet, step: TrainStep, rank: int) -> None:
-        table = load_snapshot(LineageFolder(storage, "")).model.probes
-        self._step = step
-        padding = step.padding()
+    def __init__(self, run: Run, learner: Learner) -> None:
+        snapshot = run.start.snapshot
+        table = read_probes(LineageFolder(run.storage, ""), snapshot) if snapshot else None
+        self._step = learner.step
+        padding = learner.step.padding()
         self._batches: list[Batch] = []
         if table is None:
             return
         for at in range(0, table.num_rows, padding.size):
             rows = table.slice(at, padding.size)
-            batch = features.transform(rows, size=padding.size, with_labels=False) if rank == 0 else padding
+            batch = learner.features.transform(rows, size=padding.size, with_labels=False) if run.rank == 0 else padding
             self._batches.append(batch)
 
     def scores(self) -> dict[str, np.ndarray] | None:

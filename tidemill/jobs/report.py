@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from tidemill import logs
 from tidemill.cadence import EverySeconds, EverySteps, SyncPoint, Trigger
 from tidemill.checkpoint.manager import CheckpointManager
+from tidemill.data.loader import RowCounts
 from tidemill.jobs.learner import Learner
 from tidemill.jobs.place import place_of
 from tidemill.jobs.run import Run
@@ -37,6 +38,7 @@ class Figures:
     progressive: ProgressiveMetrics
     interval: IntervalStats
     examples: Callable[[], int]
+    rows: Callable[[], RowCounts]
 
 
 class Reporter:
@@ -76,6 +78,7 @@ class Reporter:
             watermark=watermark,
             checkpoint=saved[0] if saved else None,
             sequence=newest.sequence if newest else None,
+            details=self._left_out(),
         )
 
     def _log(self, point: SyncPoint) -> None:
@@ -90,7 +93,13 @@ class Reporter:
             examples_per_s=interval.examples_per_s,
             dense_rate=dense_rate,
             sparse_rate=sparse_rate,
+            **self._left_out(),
         )
+
+    def _left_out(self) -> dict[str, int]:
+        """Rows of this rank that the boundary has dropped, and event times that nobody believed."""
+        counts = self._figures.rows()
+        return {"rows_before_boundary": counts.dropped, "event_times_refused": counts.refused_times}
 
 
 def report_duty(run: Run, reporter: Reporter, first_step: int) -> Duty:
@@ -109,7 +118,7 @@ def open_handover(run: Run) -> HandoverThread | None:
     """
     config = run.config.train_config.handover
     validate_handover(config.successor_dir, run.config.model_dir, config.tolerance_s)
-    if run.rank != 0 or not run.is_stream:
+    if not run.is_stream:
         return None
     successor = None
     if config.successor_dir:
@@ -117,7 +126,10 @@ def open_handover(run: Run) -> HandoverThread | None:
         root = open_storage(place.root) if place else None
         successor = Successor(open_storage(config.successor_dir), root, place.key if place else None)
     writer = run.start.writer
+    # Made on every rank, since it refuses settings that can't be meant; only rank 0's is started.
     thread = HandoverThread(run.storage, writer.run_id, writer.term, handover_settings(config), successor)
+    if run.rank != 0:
+        return None
     thread.start()
     run.resources.callback(thread.stop)
     return thread

@@ -15,7 +15,7 @@ from tidemill.distributed.agreement import Agreement
 from tidemill.distributed.runtime import Runtime
 from tidemill.jobs import pipeline
 from tidemill.jobs.place import Place, place_of
-from tidemill.jobs.start import Start, start_run
+from tidemill.jobs.start import Start, from_rank_zero, start_run
 from tidemill.lineage.records import RunRecorder, RunStart, open_lineage
 from tidemill.storage.base import Storage
 from tidemill.storage.open import open_storage
@@ -86,23 +86,27 @@ def _open_events(run: Run) -> None:
 
 
 def open_recorder(run: Run) -> RunRecorder | None:
-    """Begin the run's record, and keep its config beside it; rank 0 only.
+    """Begin the run's record, and keep its config beside it; None above rank 0. Collective.
 
-    Raises RetiredError or LineageError if the lineage isn't open for this run.
+    Raises RetiredError or LineageError, on every rank, if the lineage isn't open for this run.
     """
+    opened: list[RunRecorder] = []
+    from_rank_zero(run.agreement, run.rank, lambda: opened.append(_open_recorder(run)))
+    return opened[0] if opened else None
+
+
+def _open_recorder(run: Run) -> RunRecorder:
     writer = run.start.writer
-    if writer.rank != 0:
-        return None
     kind: RunKind = "train_stream" if run.is_stream else "train_daily" if run.place else "train"
     date = run.place.date if run.place else None
     own = run.start.own
     resumed = (own.term, own.step) if own else None
     start = RunStart(writer.run_id, kind, date, writer.term, run.boundary, writer.world_size, resumed)
-    recorder = RunRecorder(run.storage, start)
     if run.is_stream and run.start.snapshot:
         open_lineage(run.storage, date, run.boundary)
     config = dump(run.config).encode()
     run.storage.write(f"{layout.run(writer.run_id)}/{layout.PIPELINE}", config)
     if not run.start.snapshot:
         run.storage.write(layout.PIPELINE, config)
-    return recorder
+    # Last: whatever fails behind it is for the record to tell.
+    return RunRecorder(run.storage, start)

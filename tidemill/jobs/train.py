@@ -18,9 +18,7 @@ from tidemill.checkpoint.manager import CheckpointManager
 from tidemill.clock import EventTime
 from tidemill.config.dump import dump
 from tidemill.contracts import layout
-from tidemill.data.loader import Loader
-from tidemill.data.progress import verify_splits
-from tidemill.data.split import Split, SplitId
+from tidemill.data.loader import Loader, RowCounts
 from tidemill.distributed.runtime import start_runtime
 from tidemill.errors import ConfigError
 from tidemill.jobs import pipeline
@@ -33,7 +31,6 @@ from tidemill.jobs.report import Figures, Reporter, open_handover, report_duty, 
 from tidemill.jobs.restore import Restored, restore
 from tidemill.jobs.run import Run, open_recorder, open_run
 from tidemill.jobs.signals import StopSignals
-from tidemill.jobs.start import from_rank_zero
 from tidemill.lineage.records import RunRecorder
 from tidemill.lineage.reporter import HandoverThread
 from tidemill.models.metrics import build_metrics, grouping_keys
@@ -119,7 +116,7 @@ class _Job:
         run.resources.callback(self.manager.abort)
         interval = IntervalStats(self.learner.step)
         publisher = self.publication.publisher if self.publication else None
-        figures = Figures(self.learner, self.manager, publisher, self.progressive, interval, self.examples)
+        figures = Figures(self.learner, self.manager, publisher, self.progressive, interval, self.examples, self._rows)
         self.reporter = Reporter(figures, recorder, self.handover, config.log_step_count_steps, restored.step)
         self.loop = TrainingLoop(
             agreement=run.agreement,
@@ -149,6 +146,9 @@ class _Job:
         """How many examples the line has been trained on."""
         return round(self.loop.examples)
 
+    def _rows(self) -> RowCounts:
+        return self.feed.loader.counts
+
     def close(self, outcome: Outcome) -> str | None:
         """Leave things tidy; for a hand-over, retire the lineage. Returns the successor's name."""
         self.progressive.close_window()
@@ -167,8 +167,7 @@ class _Job:
         cut = None
         if publication:
             stateful |= {"touched": publication.touched, "cursor": publication.cursor}
-            probes = Probes(run.storage, self.learner.features, self.learner.step, run.rank)
-            cut = cut_duty(run, publication, probes, self.feed, self.examples)
+            cut = cut_duty(run, publication, Probes(run, self.learner), self.feed, self.examples)
         saver = Saver(run, self.learner, self.feed, self.manager, Staging(), stateful, self.examples)
         return Duties(
             checkpoint=checkpoint_duty(saver, run.config.train_config, restored),
@@ -195,12 +194,6 @@ def _open_feed(run: Run, learner: Learner, restored: Restored) -> DataFeed:
     source = pipeline.make_source(config, learner.features, path=config.train_input_path, boundary=run.boundary)
     run.resources.callback(source.close)
 
-    def discover() -> list[dict[str, Any]]:
-        splits = source.discover()
-        if run.start.own:
-            verify_splits(source, splits, restored.splits)
-        return [{"kind": s.id.kind, "name": s.id.name, "num_rows": s.num_rows, "fingerprint": s.fingerprint} for s in splits]
-
     def open_loader(assigned: list[Any]) -> Loader[Any]:
         kafka = config.kafka
         return Loader(
@@ -217,9 +210,8 @@ def _open_feed(run: Run, learner: Learner, restored: Restored) -> DataFeed:
     def count_pass() -> None:
         learner.step.passes += 1
 
-    found = from_rank_zero(run.agreement, writer.rank, discover)
     feed = DataFeed(
-        [Split(SplitId(s["kind"], s["name"]), s["num_rows"], s["fingerprint"]) for s in found],
+        pipeline.discover(source, run.agreement, writer.rank, saved=restored.splits if run.start.own else ()),
         open_loader,
         rank=writer.rank,
         world_size=writer.world_size,
@@ -228,7 +220,7 @@ def _open_feed(run: Run, learner: Learner, restored: Restored) -> DataFeed:
         watermark=restored.watermark,
         num_passes=None if config.train_config.num_steps else config.train_config.num_epochs,
         on_pass=count_pass,
-        patience_s=config.train_config.runtime.timeout_s / 4,
+        patience_s=config.train_config.runtime.timeout_s / 4 / config.train_config.steps_per_round,
     )
     run.resources.callback(feed.close)
     return feed

@@ -89,9 +89,8 @@ def load_snapshot(folder: LineageFolder, *, digest: str | None = None) -> Genera
         raise CorruptError(f"{folder.name}: snapshot.json has digest {found[:12]}, but {digest[:12]} is deployed")
     manifest = SnapshotManifest.parse(data, where=folder.key(layout.SNAPSHOT))
     program = load_program(folder.read_file(manifest.program))
-    probes = None if manifest.probes is None else _read_table(folder.read_file(manifest.probes.rows))
     generation = Generation(
-        model=ServedModel(found, manifest, _feature_set(folder, manifest), probes),
+        model=ServedModel(found, manifest, _feature_set(folder, manifest), read_probes(folder, manifest)),
         deployment=None,
         lineage=folder.name,
         term=0,
@@ -104,6 +103,11 @@ def load_snapshot(folder: LineageFolder, *, digest: str | None = None) -> Genera
     )
     _check_probes(generation)
     return generation
+
+
+def read_probes(folder: LineageFolder, manifest: SnapshotManifest) -> pa.Table | None:
+    """The snapshot's probe rows, raw columns; None if it has none. Raises CorruptError."""
+    return None if manifest.probes is None else _read_table(folder.read_file(manifest.probes.rows))
 
 
 @dataclass(frozen=True, slots=True)
