@@ -71,7 +71,7 @@ class KafkaConfig(Config):
     topic: tuple[str, ...] = Field(min_length=1)
     """Name of the topic; several, all of the same columns, as a list or separated by commas."""
     group_id: str = ""
-    """Consumer group that offsets are committed to, for lag dashboards only; one a lineage."""
+    """The group that the cluster sees; one a lineage. Nothing is committed under it yet: positions are in checkpoints."""
     start_timestamp_ms: Unsigned | None = None
     """Start at the first message at or after this broker time, when no checkpoint says where."""
     message_format: Literal["json", "arrow"] = "json"
