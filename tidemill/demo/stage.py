@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -51,12 +50,13 @@ class Stage:
         self.kills: list[tuple[float, str]] = []
         """When which lineage's trainer was killed."""
         self._say = say
-        self._stopping = threading.Event()
+        # A plain flag: a signal handler sets it, and may have interrupted whoever holds an Event's lock.
+        self._stopping = False
         self._cycle: LocalCycle | None = None
 
     def stop(self) -> None:
         """Make `run` raise StopRequestedError soon."""
-        self._stopping.set()
+        self._stopping = True
         if self._cycle is not None:
             self._cycle.request_stop()
 
@@ -92,7 +92,8 @@ class Stage:
         """Poll. Raises StopRequestedError, DeadlineError, and LineageError if the players or a stream have ended for good."""
         until = time.monotonic() + limit_s
         while not condition():
-            if self._stopping.wait(POLL_S):
+            time.sleep(POLL_S)
+            if self._stopping:
                 raise StopRequestedError("stopped on request")
             if time.monotonic() > until:
                 raise DeadlineError(f"waited {limit_s:.0f} s in vain for {what}; see the logs in {self.folder.logs}")
