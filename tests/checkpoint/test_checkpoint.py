@@ -118,6 +118,13 @@ def test_the_newest_is_by_term_and_then_step(storage):
         read_checkpoint(storage, 7)
 
 
+def test_damaged_ones_without_a_whole_one_are_refused(storage):
+    for step in (5, 10):
+        storage.delete(saved(storage, step).table_files[0].file.key)
+    with pytest.raises(CheckpointError, match=r"model\.ckpt-10, model\.ckpt-5: saved, but damaged"):
+        latest_checkpoint(storage)
+
+
 def test_what_is_not_whole_is_skipped_by_name(storage, tmp_path, caplog):
     saved(storage, 10)
     (tmp_path / "model.ckpt-999").mkdir()

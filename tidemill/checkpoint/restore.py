@@ -27,12 +27,20 @@ log = logging.getLogger(__name__)
 def latest_checkpoint(storage: Storage) -> tuple[str, CheckpointManifest] | None:
     """Key and manifest of the newest whole checkpoint of a folder, by (term, step); None if there is none.
 
-    One whose manifest is torn or missing, or which lacks a file, is named in the log and skipped.
+    One whose manifest is torn or missing, or which lacks a file, is named in the log and skipped. Raises CheckpointError if
+    some were saved, and all of them are damaged: what they held mustn't be begun again unasked.
     """
     found = {info.key: info.size for info in storage.list("model.ckpt-")}
     manifests = checkpoint_keys(found)
     _name_unfinished(storage, found, manifests.values())
-    return _newest_whole(storage, manifests, found)
+    newest = _newest_whole(storage, manifests, found)
+    if newest is None and manifests:
+        damaged = ", ".join(layout.checkpoint(step) for _, step in sorted(manifests, reverse=True))
+        raise CheckpointError(
+            f"{storage.url}: {damaged}: saved, but damaged (the log says how), and there is no other;"
+            " restore one, or move them away"
+        )
+    return newest
 
 
 def read_checkpoint(storage: Storage, step: int | None = None) -> tuple[str, CheckpointManifest]:
