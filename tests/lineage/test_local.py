@@ -150,6 +150,22 @@ def test_a_daily_job_that_fails_stops_the_date_and_names_its_log(tmp_path: Path,
         assert cycle.run_date(DAY1) is not None, "the date can be run again"
 
 
+def test_a_stream_that_dies_for_good_ends_the_wait_with_an_error(tmp_path: Path, root: LocalStorage) -> None:
+    open_lineage(root_of(root, DAY1), DAY1, 0.0)
+    with LocalCycle(cycle_config(tmp_path, server=False, max_restarts=1), poll_s=0.05) as cycle:
+        # It can't be started: its boundary differs from the one in its record.
+        cycle.start_stream(DAY1)
+        with pytest.raises(LineageError, match=r"train_stream-20240101 ended with 1 .*train_stream-20240101\.log"):
+            cycle.wait()
+
+
+def test_a_stream_that_was_stopped_on_request_ends_the_wait(tmp_path: Path) -> None:
+    with LocalCycle(cycle_config(tmp_path, server=False), poll_s=0.05) as cycle:
+        cycle.start_stream(DAY1)
+        cycle.children.stop(STREAM1, deadline_s=10.0)
+        cycle.wait()
+
+
 def test_an_older_date_is_refused(tmp_path: Path, root: LocalStorage) -> None:
     deploy(root, layout.lineage(DAY2), "d2", "newer")
     with LocalCycle(cycle_config(tmp_path, server=False)) as cycle:

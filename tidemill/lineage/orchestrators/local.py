@@ -189,12 +189,23 @@ class LocalCycle:
         event("cycle.step", step=StepName.TRAIN_STREAM, date=date, state="started")
 
     def wait(self) -> None:
-        """Wait until every stream has ended for good, or a stop is requested."""
+        """Wait until every stream has ended for good, or a stop is requested.
+
+        Raises LineageError if one of them died and won't be restarted, rather than being completed or retired.
+        """
         streams = [name for name in self.children.states() if name.startswith(StepName.TRAIN_STREAM)]
         while not self._paused():
-            states = [self.children.state(name) for name in streams]
-            if all(state is not None and state.status in ("exited", "stopped", "given_up") for state in states):
+            if all(self._has_ended(name) for name in streams):
+                for name in streams:
+                    self._require_over(name)
                 return
+
+    def _require_over(self, stream: str) -> None:
+        state = self.children.state(stream)
+        if state is None or state.status == "stopped":
+            return
+        if not self._stream_is_over(stream.removeprefix(f"{StepName.TRAIN_STREAM}-")):
+            raise LineageError(f"{stream} ended with {state.exit_code} and isn't restarted; see {self.children.log_path(stream)}")
 
     def _resume_predecessor(self, date: str) -> str | None:
         """The lineage that is (or was, if this date is deployed already) served before this date's; None: there is none.
