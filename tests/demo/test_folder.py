@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tidemill.demo.folder import claim
+from tidemill.demo.folder import alone_in, claim
 from tidemill.errors import ConfigError
 
 
@@ -44,3 +44,17 @@ def test_a_file_is_refused(tmp_path: Path) -> None:
     path.write_text("x")
     with pytest.raises(ConfigError, match="isn't a folder"):
         claim(path)
+
+
+def test_one_demo_at_a_time_plays_in_a_folder(tmp_path: Path) -> None:
+    with (
+        alone_in(tmp_path / "demo-run"),
+        pytest.raises(ConfigError, match="another demo plays there"),
+        alone_in(tmp_path / "demo-run"),
+    ):
+        pytest.fail("two demos in one folder")
+    with alone_in(tmp_path / "demo-run"):
+        assert (tmp_path / "demo-run").is_dir()
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ConfigError, match="isn't a folder"), alone_in(tmp_path / "file"):
+        pytest.fail("a file is no folder")

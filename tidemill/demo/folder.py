@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,6 +55,27 @@ class DemoFolder:
     def table(self, date: str) -> Path:
         """The Parquet files of a day."""
         return self.path / "data" / date
+
+
+@contextmanager
+def alone_in(path: Path) -> Iterator[None]:
+    """Hold a folder, made if it's missing, against other demos; the kernel gives it back if this process dies.
+
+    Raises ConfigError if another demo holds it, or it can't be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--dir {path}: isn't a folder, and can't be made one: {error.strerror}") from None
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(f"--dir {path}: another demo plays there; stop it, or name another folder") from None
+        yield
+    finally:
+        os.close(handle)
 
 
 def claim(path: Path) -> DemoFolder:

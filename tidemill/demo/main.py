@@ -16,7 +16,7 @@ import orjson
 from tidemill import logs
 from tidemill.demo import live
 from tidemill.demo.director import Director
-from tidemill.demo.folder import DemoFolder, claim
+from tidemill.demo.folder import DemoFolder, alone_in, claim
 from tidemill.demo.plan import demo_plan
 from tidemill.demo.stage import Stage, StopRequestedError
 from tidemill.demo.summary import summary
@@ -45,8 +45,13 @@ class DemoSettings:
 def run_demo(settings: DemoSettings, say: Callable[[str], None] = print) -> int:
     """Play, report, and return the exit code: 0 if all is as it must be, 1 if not, 130 if it was stopped.
 
-    Raises ConfigError for a folder that isn't a demo's, and for data that isn't there.
+    Raises ConfigError for a folder that isn't a demo's or in which another demo plays, and for data that isn't there.
     """
+    with alone_in(settings.folder):
+        return _run_alone(settings, say)
+
+
+def _run_alone(settings: DemoSettings, say: Callable[[str], None]) -> int:
     began = time.time()
     recorded = _movielens(settings.data) if settings.data else None
     folder = claim(settings.folder)
