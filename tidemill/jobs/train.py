@@ -20,7 +20,7 @@ from tidemill.config.dump import dump
 from tidemill.contracts import layout
 from tidemill.data.loader import Loader, RowCounts
 from tidemill.distributed.runtime import start_runtime
-from tidemill.errors import ConfigError
+from tidemill.errors import ConfigError, StorageError
 from tidemill.jobs import pipeline
 from tidemill.jobs.display import ProgressLine
 from tidemill.jobs.duties import Saver, checkpoint_duty, cut_duty, evaluate_duty
@@ -79,11 +79,19 @@ def _train_on_record(run: Run, stop: StopSignals) -> int:
         successor = job.close(outcome)
     except BaseException as error:
         if recorder:
-            recorder.finish(StopReason.FAILED, error=error)
+            _record_failure(recorder, error)
         raise
     if recorder:
         recorder.finish(outcome.reason, successor=successor)
     return ENDINGS[outcome.reason].exit_code or 0
+
+
+def _record_failure(recorder: RunRecorder, error: BaseException) -> None:
+    """A store that can't take the record either (it is full, say) mustn't hide why the run failed."""
+    try:
+        recorder.finish(StopReason.FAILED, error=error)
+    except StorageError as failed:
+        logs.log.warning("the run's record can't be written: %s", failed)
 
 
 class _Job:
