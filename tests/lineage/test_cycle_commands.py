@@ -38,7 +38,7 @@ def test_status_tells_what_is_deployed(cycle: Path) -> None:
     assert "nothing is deployed" in CliRunner().invoke(app, ["status", str(cycle)]).output
     deploy(LocalStorage(cycle.parent / "root"), "lineages/20240102", "d", "by hand", Pin(1, 7))
     output = CliRunner().invoke(app, ["status", str(cycle)]).output
-    assert "deployment 1: lineages/20240102, pinned to release 7 (by hand)" in output
+    assert "deployment 1: lineages/20240102, pinned to release 7, deployed because: by hand" in output
 
 
 @pytest.mark.parametrize("arguments", [["plan", "nowhere.yaml", "--date", "20240102"], ["status", "nowhere.yaml"]])

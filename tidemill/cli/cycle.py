@@ -69,7 +69,7 @@ def status(path: CyclePath) -> None:
             typer.echo("nothing is deployed")
         else:
             pin = f", pinned to release {newest.pin_sequence}" if newest.pin_sequence is not None else ""
-            typer.echo(f"deployment {newest.number}: {newest.lineage}{pin} ({newest.reason})")
+            typer.echo(f"deployment {newest.number}: {newest.lineage}{pin}, deployed because: {newest.reason}")
         for server in serving_statuses(root):
             state = f"{server.lineage} release {server.sequence}" if server.ready else "not ready"
             typer.echo(f"server {server.server}: {state}{f'; {server.error}' if server.error else ''}")

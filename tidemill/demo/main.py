@@ -88,7 +88,7 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Play:
-    """One play: where it runs, what runs it, and what measures it afterwards (wall seconds, and the error if one ended it)."""
+    """One play: where it runs, what runs it, and what measures it afterwards, given its begin and the error if one ended it."""
 
     stage: Stage
     run: Callable[[], object]
@@ -110,12 +110,12 @@ def _play(settings: DemoSettings, recorded: tuple[Path, Blocks] | None, folder: 
         return _recorded_play(settings, recorded, folder, say)
     director = Director(demo_plan(fast=settings.fast, chaos=settings.chaos), settings.seed, folder, say)
 
-    def tell(wall_s: float, error: str | None) -> Told:
+    def tell(began: float, error: str | None) -> Told:
         from tidemill.demo import analysis
         from tidemill.demo.series import series
 
         findings = analysis.analyse(director)
-        report = analysis.report(director, findings, wall_s=wall_s, error=error)
+        report = analysis.report(director, findings, wall_s=time.time() - began, error=error)
         return Told(report, series(director, findings), summary(report))
 
     return Play(director, director.run, tell)
@@ -128,11 +128,11 @@ def _recorded_play(settings: DemoSettings, recorded: tuple[Path, Blocks], folder
     blocks = blocks.first(_FAST_BLOCKS) if settings.fast else blocks
     director = MovieLensDirector(MovieLensPlan(kills=3 * settings.chaos), settings.seed, (path, blocks), folder, say)
 
-    def tell(wall_s: float, error: str | None) -> Told:
+    def tell(began: float, error: str | None) -> Told:
         from tidemill.demo import movielens_report
 
         findings = movielens_report.analyse(director)
-        report = movielens_report.report(director, findings, wall_s=wall_s, error=error)
+        report = movielens_report.report(director, findings, wall_s=time.time() - began, error=error)
         return Told(report, movielens_report.series(director), movielens_report.summary(report))
 
     return Play(director, director.run, tell)
@@ -145,7 +145,8 @@ def write_report(play: Play, folder: Path, began: float, error: TidemillError | 
     """
     from tidemill.demo.report_html import REPORT, SERIES, render
 
-    told = play.tell(time.time() - began, None if error is None else f"{type(error).__name__}: {error}")
+    say(f"{time.time() - began:6.1f} s  counting rows, comparing what is served with what was trained, scoring what was shown")
+    told = play.tell(began, None if error is None else f"{type(error).__name__}: {error}")
     folder.mkdir(parents=True, exist_ok=True)
     options = orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
     (folder / REPORT).write_bytes(orjson.dumps(told.report, option=options))

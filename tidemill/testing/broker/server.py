@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 LOOPBACK = "127.0.0.1"
 ADDRESS_FILE = "broker.json"
 _TICK_S = 0.05
+# Longer than a client's usual long poll.
+_CLIENTS_END_S = 2.0
 _READ_AHEAD_BYTES = 1 << 20
 # Port 0 picks from below the range that systems give to outgoing connections: after a kill the port can be bound
 # again, and a client that keeps trying to connect to it can't by accident get it as its own.
@@ -82,6 +84,7 @@ class BrokerServer:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._connections: set[asyncio.StreamWriter] = set()
+        self._clients: set[asyncio.Task[None]] = set()
         self._stop = asyncio.Event()
 
     async def run(self) -> None:
@@ -100,6 +103,7 @@ class BrokerServer:
             for server in servers:
                 server.close()
             self._drop_connections()
+            await self._let_clients_end()
             (options.directory / ADDRESS_FILE).unlink(missing_ok=True)
 
     def _announce(self, listener: socket.socket, control_listener: socket.socket | None) -> None:
@@ -129,12 +133,21 @@ class BrokerServer:
         for writer in list(self._connections):
             writer.transport.abort()
 
+    async def _let_clients_end(self) -> None:
+        """Tasks that the event loop has to cancel when it closes end in a traceback of asyncio's own."""
+        if self._clients:
+            await asyncio.wait(self._clients, timeout=_CLIENTS_END_S)
+
     async def _serve_client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, request after request. Whatever a client sends, only its own connection ends."""
         if self._broker.faults.down:
             writer.transport.abort()
             return
         self._connections.add(writer)
+        task = asyncio.current_task()
+        assert task is not None
+        self._clients.add(task)
+        task.add_done_callback(self._clients.discard)
         self._broker.counts["connections"] += 1
         peer = writer.get_extra_info("peername")
         try:
