@@ -56,9 +56,9 @@ def demo_plan(*, fast: bool, chaos: bool) -> DemoPlan:
         plan = DemoPlan(
             first_day_rows=130_000,
             day_s=50.0,
-            requests_per_s=50.0,
+            requests_per_s=80.0,
             candidates=64,
-            best_shown=10,
+            best_shown=7,
             after_switch_s=4.0,
             kills=3 * chaos,
         )
