@@ -340,3 +340,12 @@ def test_the_settings_of_a_config() -> None:
     settings = handover_settings(HandoverConfig(report_interval_s=20.0, confirm_timeout_s=7.0))
     assert (settings.policy, settings.report_interval_s, settings.confirm_timeout_s) == ("served", 20.0, 7.0)
     assert (settings.on_report, settings.liveness_s) == (False, 120.0)
+
+
+def test_a_run_that_ends_tells_its_last_figures_although_it_reported_moments_ago(world: World) -> None:
+    thread = HandoverThread(world.own, "old", 1, HandoverSettings("caught_up", report_interval_s=60.0))
+    thread.start()
+    thread.report(Point(100.0, 10))
+    thread.finish(Point(200.0, 20))
+    progress = json.loads(world.own.read("progress.json"))
+    assert (progress["data_ts"], progress["step"]) == (200.0, 20)

@@ -56,14 +56,22 @@ class Reporter:
     def report(self, point: SyncPoint) -> int:
         """After a round; a line in the log every `log_steps`."""
         if self._handover is not None:
-            newest = self._figures.publisher.newest if self._figures.publisher else None
-            released = newest.watermark if newest else None
-            self._handover.report(Point(point.watermark, point.last_step, released, self._figures.progressive.last))
+            self._handover.report(self._point(point.last_step, point.watermark))
         self.record(point.last_step, point.watermark)
         if point.last_step - self._logged_step >= self._log_steps:
             self._logged_step = point.last_step
             self._log(point)
         return 0
+
+    def finish(self, step: int, watermark: float | None) -> None:
+        """The run has ended there: what the record and progress.json say last."""
+        self.record(step, watermark)
+        if self._handover is not None:
+            self._handover.finish(self._point(step, watermark))
+
+    def _point(self, step: int, watermark: float | None) -> Point:
+        newest = self._figures.publisher.newest if self._figures.publisher else None
+        return Point(watermark, step, newest.watermark if newest else None, self._figures.progressive.last)
 
     def record(self, step: int, watermark: float | None) -> None:
         """Note in the run's record how far it is."""

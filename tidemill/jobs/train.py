@@ -163,7 +163,7 @@ class _Job:
         self.manager.close(deadline_s=CLOSE_DEADLINE_S)
         if self.publication:
             self.publication.publisher.close(deadline_s=CLOSE_DEADLINE_S)
-        self.reporter.record(outcome.step, outcome.watermark)
+        self.reporter.finish(outcome.step, outcome.watermark)
         if outcome.reason is not StopReason.HANDED_OVER or self.handover is None:
             return None
         newest = self.publication.publisher.newest if self.publication else None

@@ -117,6 +117,7 @@ class HandoverThread:
         self._warned_absent = False
         self._problem: str | None = None
         self._stopping = False
+        self._last: Point | None = None
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hand-over", daemon=True)
 
@@ -146,16 +147,15 @@ class HandoverThread:
         if self._thread.is_alive():
             self._thread.join(deadline_s)
 
+    def finish(self, point: Point, *, deadline_s: float = 5.0) -> None:
+        """Tell a run's last figures, which stand in progress.json from then on, and end the thread."""
+        self._last = point
+        self.stop(deadline_s=deadline_s)
+
     def check(self) -> None:
         """Write progress.json, look at the successor, decide. Raises nothing that a store or a file can cause."""
         point = self._point
-        try:
-            self._restore_mark()
-            self._write(point)
-        except (StorageError, OSError) as error:
-            self._complain(f"{layout.PROGRESS} can't be written: {error}")
-        else:
-            self._problem = None
+        self._tell(point)
         if self._successor is not None and not self._handed_over:
             self._decide(point)
 
@@ -168,6 +168,17 @@ class HandoverThread:
                 log.exception("the hand-over check failed; trying again")
             if not self._stopping:
                 self._wake.wait(self._settings.report_interval_s)
+        if self._last is not None:
+            self._tell(self._last)
+
+    def _tell(self, point: Point) -> None:
+        try:
+            self._restore_mark()
+            self._write(point)
+        except (StorageError, OSError) as error:
+            self._complain(f"{layout.PROGRESS} can't be written: {error}")
+        else:
+            self._problem = None
 
     def _write(self, point: Point) -> None:
         if point.data_ts is None:
