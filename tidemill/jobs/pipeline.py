@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -84,18 +85,53 @@ def is_stream(config: PipelineConfig) -> bool:
     return config.data_config.source_kind == "kafka"
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a job wants to read. `path`: the train or the eval input; `boundary`: event time at which a stream begins."""
+
+    config: PipelineConfig
+    features: FeatureSet
+    path: str
+    boundary: float | None = None
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that the features read."""
+        return [column.name for column in self.features.input_columns]
+
+    @property
+    def event_time_column(self) -> str | None:
+        return self.config.data_config.event_time.column or None
+
+
 def make_source(config: PipelineConfig, features: FeatureSet, *, path: str, boundary: float | None = None) -> Source:
-    """The source of `path` (the train or the eval input): the topic if the config's is one, else Parquet files.
+    """The source of `path` (the train or the eval input): what dataset_type says; a stream is evaluated on Parquet files.
 
     `boundary`: event time at which a stream begins.
     """
-    event_time = config.data_config.event_time.column or None
-    kafka = config.kafka if path == config.train_input_path else None
-    if kafka is None:
-        columns = [column.name for column in features.input_columns]
-        return ParquetSource(ParquetConfig(paths=path, event_time_column=event_time), columns)
-    start_at = None if boundary is None else boundary - config.start_margin_s
-    return KafkaSource(kafka, column_types(config, features), event_time_column=event_time, start_at=start_at)
+    kind = config.data_config.source_kind
+    if kind == "kafka" and path != config.train_input_path:
+        kind = "parquet"
+    return _SOURCES[kind](Wanted(config, features, path, boundary))
+
+
+def _parquet_source(wanted: Wanted) -> Source:
+    return ParquetSource(ParquetConfig(paths=wanted.path, event_time_column=wanted.event_time_column), wanted.columns)
+
+
+def _kafka_source(wanted: Wanted) -> Source:
+    config = wanted.config
+    assert config.kafka is not None
+    start_at = None if wanted.boundary is None else wanted.boundary - config.start_margin_s
+    types = column_types(config, wanted.features)
+    return KafkaSource(config.kafka, types, event_time_column=wanted.event_time_column, start_at=start_at)
+
+
+_SOURCES: dict[str, Callable[[Wanted], Source]] = {
+    "parquet": _parquet_source,
+    "kafka": _kafka_source,
+}
+"""Kind of source (config.data.SOURCE_KINDS) -> what makes it."""
 
 
 def discover(source: Source, agreement: Agreement, rank: int, *, saved: Sequence[SplitState] = ()) -> list[Split]:
