@@ -47,3 +47,19 @@ def test_holds_and_contains_tell_members(one):
 @given(pairs, st.integers(0, 40), st.integers(0, 8))
 def test_add_is_union(one, start, length):
     assert IntervalSet.of(one).add(start, start + length) == IntervalSet.of(one) | IntervalSet.of([(start, start + length)])
+
+
+@given(pairs, st.lists(st.tuples(st.integers(0, 60), st.integers(1, 9)), max_size=30))
+def test_adding_many_is_the_union(one, many):
+    one = IntervalSet.of(one)
+    added = [(start, start + size) for start, size in many]
+    starts, stops = (np.array([pair[i] for pair in added], dtype=np.int64) for i in range(2))
+    assert one.add_many(starts, stops) == one | IntervalSet.of(added)
+
+
+@given(pairs)
+def test_ranks_count_the_smaller_members(one):
+    one = IntervalSet.of(one)
+    members = np.array([position for start, stop in one for position in range(start, stop)], dtype=np.int64)
+    if len(members):
+        assert one.ranks(members).tolist() == list(range(len(members)))

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemill.data.intervals import IntervalSet
-from tidemill.data.rebatch import Rebatcher
+from tidemill.data.rebatch import BatchRule, Rebatcher
 from tidemill.data.split import RawBatch, Run, SplitId, join_runs, keep_rows, positions
 
 A, B = SplitId("kafka", "clicks:0"), SplitId("kafka", "clicks:1")
@@ -53,7 +53,7 @@ def consistent(table, runs, times=None):
 
 @given(raw_batches(), st.integers(1, 7))
 def test_rebatching_keeps_rows_positions_and_cover(batches, size):
-    rebatcher = Rebatcher()
+    rebatcher = Rebatcher(BatchRule(size))
     for batch in batches:
         rebatcher.add(batch, at=0.0)
     rows, runs, sizes = [], [], []

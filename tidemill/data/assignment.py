@@ -15,11 +15,22 @@ Done = Mapping[SplitId, IntervalSet]
 @dataclass(frozen=True, slots=True)
 class Assigned:
     """What one rank reads of one split. `remaining`: the positions to read, None for an unbounded split; `done`: those trained
-    already, by any rank."""
+    already, by any rank. `share`: the positions that the assignment's base had given to the rank, where that is more."""
 
     split: Split
     remaining: IntervalSet | None
     done: IntervalSet = NOTHING
+    share: IntervalSet | None = None
+
+    @property
+    def whole(self) -> IntervalSet | None:
+        """The rank's positions as the assignment's base dealt them; None for an unbounded split."""
+        return self.remaining if self.share is None else self.share
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether nothing of it is left to read."""
+        return self.remaining is not None and not self.remaining
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +80,8 @@ def plan(
 ) -> tuple[AssignmentBase, list[Assigned]]:
     """What a rank reads from here on, and the base to keep in the next checkpoints; the base is the same on all ranks.
 
-    With the base's own number of ranks and splits: the assignment computed from it, less what was trained since. Otherwise
-    (new run, other number of ranks, files added): what is left is dealt anew.
+    With the base's own number of ranks and splits: the assignment computed from it, less what was trained since; parts of which
+    nothing is left stay in the list. Otherwise (new run, other number of ranks, files added): what is left is dealt anew.
     """
     ids = tuple(split.id for split in splits)
     if base is None or base.world_size != world_size or base.splits != ids:
@@ -79,8 +90,7 @@ def plan(
     for part in assign(splits, base.done, world_size, rank):
         done = progress.get(part.split.id, NOTHING)
         remaining = None if part.remaining is None else part.remaining - done
-        if remaining is None or remaining:
-            assigned.append(Assigned(part.split, remaining, done))
+        assigned.append(Assigned(part.split, remaining, done, part.remaining))
     return base, assigned
 
 

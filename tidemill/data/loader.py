@@ -6,18 +6,21 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Generic, TypeVar
 
 import pyarrow as pa
 
 from tidemill.clock import Clock, SystemClock
 from tidemill.data.assignment import Assigned
+from tidemill.data.blocks import BlockReader
 from tidemill.data.event_times import usable
-from tidemill.data.rebatch import Rebatcher
+from tidemill.data.rebatch import BatchRule, Rebatcher
+from tidemill.data.shuffle import Shuffle
 from tidemill.data.source import Source, SplitReader
 from tidemill.data.split import Delivery, Provenance, RawBatch, SplitId, keep_rows, with_event_time
 from tidemill.errors import DeadlineError
+from tidemill.logs import log
 
 T = TypeVar("T")
 
@@ -27,13 +30,34 @@ _POLL_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class RowCounts:
-    """Rows read so far by one loader."""
+    """Rows read so far by one loader, or by one rank."""
 
     read: int = 0
     dropped: int = 0
     """before the boundary: they belong to the day's table"""
     refused_times: int = 0
     """rows that lost their event time, since it can't be true"""
+    oversized: int = 0
+    """rows that made a batch of their own, since each costs more than a batch may"""
+    remainder: int = 0
+    """rows at the end of a pass that didn't fill a batch, and were left out (drop_remainder)"""
+    late: int = 0
+    """rows whose event time lay below the watermark that was published when they were trained"""
+
+    def __add__(self, other: RowCounts) -> RowCounts:
+        return RowCounts(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPlan:
+    """How a loader reads a bounded source. `readers`: threads, each of which reads a stretch of the rank's rows of its own.
+
+    `shuffle` None: rows come as they lie. Without `in_order` batches come as they get ready, so that no two runs are alike.
+    """
+
+    readers: int = 1
+    shuffle: Shuffle | None = None
+    in_order: bool = True
 
 
 class _Slot(Generic[T]):
@@ -50,12 +74,14 @@ class _Slot(Generic[T]):
 class Loader(Generic[T]):
     """Delivers batches of exactly `batch_size` rows, in order, read and transformed by threads of its own.
 
-    A batch is shorter only at the end of a bounded source, or, from an unbounded one, when its oldest row has waited
-    `max_wait_s` for company. Batches without rows are never delivered. From a bounded source the boundaries of batches depend
-    on `assigned` alone: a run that resumes at a cut sees the batches that the uninterrupted run would have seen.
+    A batch is shorter only at the end of a bounded source, if `rule` limits its cost, or, from an unbounded source, when its
+    oldest row has waited `max_wait_s` for company. Batches without rows are never delivered. From a bounded source the
+    boundaries of batches depend on `assigned` alone: a run that resumes at a cut sees the batches that the uninterrupted run
+    would have seen.
     `transform(table, batch_size)` runs on `threads` threads; up to `depth` batches are read ahead.
     `drop_before`: rows with an earlier event time aren't delivered (rows without one are). Event times later than now +
-    `max_future_s` are taken out of their rows.
+    `max_future_s` are taken out of their rows. `rule`, if given, is what fills a batch, of `batch_size` rows at most. `reading`
+    is for bounded sources; others are read by one thread.
     Threading: `take` and `close` belong to one thread; `idle` and `counts` may be called from any.
     """
 
@@ -72,11 +98,15 @@ class Loader(Generic[T]):
         threads: int = 1,
         drop_before: float | None = None,
         max_future_s: float = math.inf,
+        rule: BatchRule | None = None,
+        reading: ReadPlan | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._source = source
         self._assigned = list(assigned)
         self._batch_size = batch_size
+        self._rule = rule or BatchRule(batch_size)
+        self._reading = reading or ReadPlan()
         self._transform = transform
         self._max_wait_s = max_wait_s
         self._idle_timeout_s = idle_timeout_s
@@ -89,6 +119,7 @@ class Loader(Generic[T]):
         self._untransformed: deque[_Slot[T]] = deque()
         self._closed = False
         self._ended = False
+        self._all_cut = False
         self._error: BaseException | None = None
         self._counts = RowCounts()
         self._activity = _Activity([part.split.id for part in assigned], self._clock)
@@ -112,15 +143,16 @@ class Loader(Generic[T]):
             self._changed.wait_for(self._settled, timeout_s)
             if not self._settled():
                 return None
-            if not self._slots:
+            slot = self._ready_slot()
+            if slot is None:
                 raise self._error or EOFError("all rows were delivered")
-            slot = self._slots[0]
             if slot.error is not None:
                 raise slot.error
-            self._slots.popleft()
+            self._slots.remove(slot)
+            is_last = self._all_cut and not self._slots
             self._changed.notify_all()
         # Only a transform that has ended without an error makes a slot ready, so the payload is a T.
-        return Delivery(slot.provenance, slot.payload)  # type: ignore[arg-type]
+        return Delivery(slot.provenance, slot.payload, is_last)  # type: ignore[arg-type]
 
     @property
     def in_hand(self) -> int:
@@ -161,13 +193,19 @@ class Loader(Generic[T]):
     def _settled(self) -> bool:
         """Whether `take` has an answer. Called with the lock held."""
         if self._slots:
-            return self._slots[0].ready
+            return self._ready_slot() is not None
         return self._ended or self._error is not None
+
+    def _ready_slot(self) -> _Slot[T] | None:
+        """The batch to give next, if it is ready. Called with the lock held."""
+        if self._reading.in_order:
+            return self._slots[0] if self._slots and self._slots[0].ready else None
+        return next((slot for slot in self._slots if slot.ready), None)
 
     def _read(self) -> None:
         """The reading thread."""
         try:
-            reader = self._source.open_all(self._assigned)
+            reader = self._open()
             try:
                 self._cut_batches(reader)
             finally:
@@ -178,28 +216,56 @@ class Loader(Generic[T]):
             self._ended = True
             self._changed.notify_all()
 
+    def _open(self) -> SplitReader:
+        reading, unbounded = self._reading, any(part.whole is None for part in self._assigned)
+        if unbounded or (reading.readers == 1 and reading.shuffle is None):
+            return self._source.open_all([part for part in self._assigned if not part.is_finished])
+        return BlockReader(
+            self._source,
+            self._assigned,
+            readers=reading.readers,
+            block_rows=reading.shuffle.block_rows if reading.shuffle else self._batch_size,
+            shuffle=reading.shuffle,
+            in_order=reading.in_order,
+        )
+
     def _cut_batches(self, reader: SplitReader) -> None:
-        rebatcher = Rebatcher()
-        # A bounded source's last full batch waits for the end, so that positions without rows behind it leave with it.
-        enough = self._batch_size + 1 if self._source.bounded else self._batch_size
+        rebatcher = Rebatcher(self._rule)
         while not self._closed:
             with self._changed:
                 self._activity.go_on()
             try:
                 raw = reader.read(self._patience(rebatcher))
             except EOFError:
-                while rebatcher.num_rows:
-                    self._put(*rebatcher.cut(self._batch_size))
+                self._cut_rest(rebatcher)
                 return
             with self._changed:
                 self._activity.pause()
             if raw is not None:
                 self._take_in(raw, rebatcher)
-            # A partial batch may only go out right after a read: while the queue was full, rows may have come that fill it.
-            if rebatcher.num_rows < enough and self._overdue(rebatcher):
-                self._put(*rebatcher.cut(self._batch_size))
-            while rebatcher.num_rows >= enough:
-                self._put(*rebatcher.cut(self._batch_size))
+            if self._source.bounded:
+                for size in rebatcher.full_sizes(is_end=False):
+                    self._put(rebatcher, size)
+            else:
+                self._cut_stream(rebatcher)
+
+    def _cut_stream(self, rebatcher: Rebatcher) -> None:
+        size, full = rebatcher.next_size()
+        # A partial batch may only go out right after a read: while the queue was full, rows may have come that fill it.
+        if not full and self._overdue(rebatcher):
+            self._put(rebatcher, size)
+        while full:
+            self._put(rebatcher, size)
+            size, full = rebatcher.next_size()
+
+    def _cut_rest(self, rebatcher: Rebatcher) -> None:
+        sizes = rebatcher.full_sizes(is_end=True)
+        for number, size in enumerate(sizes, start=1):
+            self._put(rebatcher, size, is_last=number == len(sizes))
+        with self._changed:
+            self._counts = replace(self._counts, remainder=rebatcher.num_rows)
+        if rebatcher.num_rows:
+            log.info("%d rows at the end don't fill a batch and are left out (drop_remainder)", rebatcher.num_rows)
 
     def _take_in(self, raw: RawBatch, rebatcher: Rebatcher) -> None:
         dropped = refused = 0
@@ -213,8 +279,7 @@ class Loader(Generic[T]):
                 dropped = read - raw.num_rows
         with self._changed:
             self._activity.seen({run.split for run in raw.runs})
-            counts = self._counts
-            self._counts = RowCounts(counts.read + read, counts.dropped + dropped, counts.refused_times + refused)
+            self._counts += RowCounts(read, dropped, refused)
         rebatcher.add(raw, at=self._clock.monotonic())
 
     def _patience(self, rebatcher: Rebatcher) -> float:
@@ -227,12 +292,18 @@ class Loader(Generic[T]):
         since = rebatcher.waiting_since
         return since is not None and not self._source.bounded and self._clock.monotonic() - since >= self._max_wait_s
 
-    def _put(self, table: pa.Table, provenance: Provenance) -> None:
-        slot: _Slot[T] = _Slot(table, provenance)
+    def _put(self, rebatcher: Rebatcher, size: int, *, is_last: bool = False) -> None:
+        """Hand on the next batch. `is_last`: it is known that nothing follows."""
+        oversized = rebatcher.oversized
+        slot: _Slot[T] = _Slot(*rebatcher.cut(size))
+        if rebatcher.oversized > oversized and not self._counts.oversized:
+            log.warning("%s: a row costs more than batch_cost_size; it is a batch of its own", next(slot.provenance.parts())[0])
         with self._changed:
+            self._counts = replace(self._counts, oversized=rebatcher.oversized)
             self._changed.wait_for(lambda: self._closed or len(self._slots) < self._depth)
             self._slots.append(slot)
             self._untransformed.append(slot)
+            self._all_cut = is_last
             self._changed.notify_all()
 
     def _work(self) -> None:

@@ -6,12 +6,17 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Self
 
+import numpy as np
+
 from tidemill.contracts.progress import SplitState
 from tidemill.data.intervals import NOTHING, IntervalSet
 from tidemill.data.source import Source
 from tidemill.data.split import Provenance, Split, SplitId
 from tidemill.errors import SourceChangedError
 from tidemill.logs import log
+
+_MOST_LOOSE = 1024
+"""Batches of shuffled rows after which their positions are joined in: some megabytes."""
 
 
 class Progress:
@@ -22,21 +27,42 @@ class Progress:
 
     def __init__(self, *, passes: int = 0) -> None:
         self.passes = passes
-        self.done: dict[SplitId, IntervalSet] = {}
+        self._done: dict[SplitId, IntervalSet] = {}
+        # Positions of shuffled rows that aren't in `_done` yet: joining them in batch by batch would rebuild the sets each time.
+        self._loose: dict[SplitId, list[tuple[np.ndarray, np.ndarray]]] = {}
+        self._num_loose = 0
         self.max_event_time: dict[SplitId, float] = {}
         # As an earlier run described them; what to write for those that are no longer offered.
         self._saved: dict[SplitId, Split] = {}
 
+    @property
+    def done(self) -> dict[SplitId, IntervalSet]:
+        """The trained positions of each split that has any. To be read only."""
+        for split, spans in self._loose.items():
+            starts, stops = (np.concatenate(edges) for edges in zip(*spans, strict=True))
+            self._done[split] = self._done.get(split, NOTHING).add_many(starts, stops)
+        self._loose.clear()
+        self._num_loose = 0
+        return self._done
+
     def advance(self, provenance: Provenance) -> None:
         """Record that a batch was trained."""
         for run in provenance.runs:
-            self.done[run.split] = self.done.get(run.split, NOTHING).add(run.start, run.stop)
+            self._done[run.split] = self._done.get(run.split, NOTHING).add(run.start, run.stop)
             self._reach(run.split, run.event_time)
+        for rows in provenance.scattered:
+            self._loose.setdefault(rows.split, []).append(rows.spans())
+            self._num_loose += 1
+            self._reach(rows.split, rows.event_time)
+        if self._num_loose >= _MOST_LOOSE:
+            _ = self.done
 
     def complete_pass(self) -> None:
         """Begin the next trip over bounded data: nothing of it is done yet. Event times stay."""
         self.passes += 1
-        self.done.clear()
+        self._loose.clear()
+        self._num_loose = 0
+        self._done = {}
 
     def copy(self) -> Progress:
         """An independent copy; cheap, since interval sets are immutable."""
@@ -52,8 +78,8 @@ class Progress:
         merged = cls(passes=passes.pop())
         for part in parts:
             for split, positions in part.done.items():
-                known = merged.done.get(split)
-                merged.done[split] = positions if known is None else known | positions
+                known = merged._done.get(split)
+                merged._done[split] = positions if known is None else known | positions
             for split, time in part.max_event_time.items():
                 merged._reach(split, time)
             merged._saved.update(part._saved)
@@ -61,13 +87,13 @@ class Progress:
 
     def to_states(self, splits: Sequence[Split]) -> list[SplitState]:
         """One state a split, in the order given, untouched ones included; then splits that are known from before only."""
-        known = {split.id for split in splits}
-        gone = [self._saved.get(split, Split(split, None)) for split in sorted(set(self.done) - known)]
+        known, done = {split.id for split in splits}, self.done
+        gone = [self._saved.get(split, Split(split, None)) for split in sorted(set(done) - known)]
         return [
             SplitState(
                 kind=split.id.kind,
                 split=split.id.name,
-                intervals=list(self.done.get(split.id, NOTHING)),
+                intervals=list(done.get(split.id, NOTHING)),
                 num_rows=split.num_rows,
                 fingerprint=split.fingerprint,
                 max_event_time=self.max_event_time.get(split.id),
@@ -83,7 +109,7 @@ class Progress:
             split = SplitId(state.kind, state.split)
             progress._saved[split] = Split(split, state.num_rows, state.fingerprint)
             if state.intervals:
-                progress.done[split] = IntervalSet.of(state.intervals)
+                progress._done[split] = IntervalSet.of(state.intervals)
             if state.max_event_time is not None:
                 progress._reach(split, state.max_event_time)
         return progress

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
@@ -51,18 +51,53 @@ class Run:
     event_time: float = float("nan")
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Scatter:
+    """Where each row of a shuffled raw batch lies. `index`: (n,) int32, into `splits`; `positions`: (n,) int64."""
+
+    splits: tuple[SplitId, ...]
+    index: np.ndarray
+    positions: np.ndarray
+
+    def rows(self, start: int, stop: int | None) -> Scatter:
+        """Rows [start, stop) only."""
+        return Scatter(self.splits, self.index[start:stop], self.positions[start:stop])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scattered:
+    """Shuffled rows of one split inside a batch: as arrays, since runs of them would be about as many as rows.
+
+    `rows`: (n,) int64, ascending, which rows of the batch they are; `positions`: (n,) int64, where each of them lies.
+    `event_time`: the largest among them, NaN if there is none.
+    """
+
+    split: SplitId
+    rows: np.ndarray
+    positions: np.ndarray
+    event_time: float
+
+    def spans(self) -> tuple[np.ndarray, np.ndarray]:
+        """The positions as sorted intervals: (starts, stops)."""
+        ordered = np.sort(self.positions)
+        edges = np.flatnonzero(np.diff(ordered) != 1)
+        return ordered[np.append(0, edges + 1)], ordered[np.append(edges, len(ordered) - 1)] + 1
+
+
 @dataclass(frozen=True, slots=True)
 class RawBatch:
     """Rows as read: a table, the runs that its rows came in (in row order; sum of `rows` = table rows), and event times.
 
     `event_time`: (num_rows,) float64 Unix seconds, NaN where a row has none; None: the source has no event time.
     `arrived_at`: the same shape, when the source took the row in (broker timestamp); None if unknown.
+    `scatter`: the rows are shuffled and lie there; `runs` then hold no row.
     """
 
     table: pa.Table
     runs: tuple[Run, ...]
     event_time: np.ndarray | None = None
     arrived_at: np.ndarray | None = None
+    scatter: Scatter | None = None
 
     @property
     def num_rows(self) -> int:
@@ -71,19 +106,48 @@ class RawBatch:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Where the rows of one delivered batch came from, per run, and the times that the loop needs; never per row."""
+    """Where the rows of one delivered batch came from, and the times that the loop needs; no Python object per row.
+
+    `scattered`: the rows of a shuffled batch; its `runs` then hold no row. `event_time`: (num_rows,) as in RawBatch.
+    """
 
     runs: tuple[Run, ...]
     num_rows: int
     newest_arrival: float | None = None
+    scattered: tuple[Scattered, ...] = ()
+    event_time: np.ndarray | None = field(default=None, compare=False, repr=False)
+
+    def parts(self) -> Iterator[tuple[SplitId, int, float]]:
+        """(split, how many positions are done with, largest event time) of each run, and of each split's shuffled rows."""
+        for run in self.runs:
+            yield run.split, run.stop - run.start, run.event_time
+        for rows in self.scattered:
+            yield rows.split, len(rows.positions), rows.event_time
+
+    def locate(self, row: int) -> tuple[SplitId, int]:
+        """Split and position of one row of the batch. Raises IndexError if it has no such row."""
+        before = 0
+        for run in self.runs:
+            if before <= row < before + run.rows:
+                return run.split, run.start + run.gap + (row - before) * run.stride
+            before += run.rows
+        for rows in self.scattered:
+            at = int(np.searchsorted(rows.rows, row))
+            if at < len(rows.rows) and rows.rows[at] == row:
+                return rows.split, int(rows.positions[at])
+        raise IndexError(f"a batch of {self.num_rows} rows has no row {row}")
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery(Generic[T]):
-    """One batch for one training step: its provenance and what the transform made of its rows."""
+    """One batch for one training step: its provenance and what the transform made of its rows.
+
+    `is_last`: nothing follows it in this pass.
+    """
 
     provenance: Provenance
     payload: T
+    is_last: bool = False
 
 
 def cut_runs(runs: Sequence[Run], rows: int, event_time: np.ndarray | None) -> tuple[tuple[Run, ...], tuple[Run, ...]]:
@@ -104,6 +168,51 @@ def cut_runs(runs: Sequence[Run], rows: int, event_time: np.ndarray | None) -> t
             tail.append(Run(run.split, middle, run.stop, run.rows - take, run.stride, 0, largest(times, take, run.rows)))
         first += run.rows
     return tuple(head), tuple(tail)
+
+
+def split_rows(batch: RawBatch, rows: int) -> tuple[RawBatch, RawBatch]:
+    """A batch's first `rows` rows, and the others. Of a shuffled one, runs without rows go with the first."""
+    times, arrivals, scatter = batch.event_time, batch.arrived_at, batch.scatter
+    head, tail = (batch.runs, ()) if scatter else cut_runs(batch.runs, rows, times)
+    return (
+        RawBatch(
+            batch.table.slice(0, rows),
+            head,
+            None if times is None else times[:rows],
+            None if arrivals is None else arrivals[:rows],
+            scatter.rows(0, rows) if scatter else None,
+        ),
+        RawBatch(
+            batch.table.slice(rows),
+            tail,
+            None if times is None else times[rows:],
+            None if arrivals is None else arrivals[rows:],
+            scatter.rows(rows, None) if scatter else None,
+        ),
+    )
+
+
+def scattered_rows(pieces: Sequence[RawBatch]) -> tuple[Scattered, ...]:
+    """The shuffled rows of pieces that follow each other in one batch, by split."""
+    found: dict[SplitId, list[tuple[np.ndarray, np.ndarray, float]]] = {}
+    before = 0
+    for piece in pieces:
+        if piece.scatter is not None:
+            for number in np.unique(piece.scatter.index).tolist():
+                rows = np.flatnonzero(piece.scatter.index == number)
+                times = None if piece.event_time is None else piece.event_time[rows]
+                part = (rows + before, piece.scatter.positions[rows], largest(times, 0, len(rows)))
+                found.setdefault(piece.scatter.splits[number], []).append(part)
+        before += piece.num_rows
+    return tuple(
+        Scattered(
+            split,
+            np.concatenate([rows for rows, _, _ in parts]),
+            np.concatenate([at for _, at, _ in parts]),
+            float(np.fmax.reduce([time for _, _, time in parts])),
+        )
+        for split, parts in found.items()
+    )
 
 
 def join_runs(runs: Iterable[Run]) -> tuple[Run, ...]:

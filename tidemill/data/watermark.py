@@ -45,7 +45,7 @@ class Watermark:
         reached, left = dict(self._reached), dict(self._left)
         for provenance in pending:
             _reach(reached, left, provenance)
-        in_hand = {run.split for provenance in pending for run in provenance.runs}
+        in_hand = {split for provenance in pending for split, _, _ in provenance.parts()}
         busy = {split: time for split, time in reached.items() if split in in_hand or not idle(split)}
         unfinished = [time for split, time in busy.items() if left.get(split, 1) > 0]
         if unfinished and not any(math.isnan(time) for time in unfinished):
@@ -60,9 +60,9 @@ class Watermark:
 
 
 def _reach(reached: dict[SplitId, float], left: dict[SplitId, int], provenance: Provenance) -> None:
-    for run in provenance.runs:
-        if run.split in left:
-            left[run.split] -= run.stop - run.start
-        if run.split in reached and not math.isnan(run.event_time):
-            known = reached[run.split]
-            reached[run.split] = run.event_time if math.isnan(known) else max(known, run.event_time)
+    for split, positions, time in provenance.parts():
+        if split in left:
+            left[split] -= positions
+        if split in reached and not math.isnan(time):
+            known = reached[split]
+            reached[split] = time if math.isnan(known) else max(known, time)

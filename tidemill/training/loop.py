@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from itertools import zip_longest
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -25,7 +25,9 @@ from tidemill.cadence import ENDINGS, NO_BATCH, RankReport, StopReason, SyncPoin
 from tidemill.clock import Clock, EventTime, SystemClock
 from tidemill.data.split import Delivery, Provenance
 from tidemill.errors import DataError, DeadlineError, PeerLostError
-from tidemill.features.batch import Batch
+
+if TYPE_CHECKING:
+    from tidemill.features.batch import Batch
 
 log = logging.getLogger(__name__)
 
@@ -474,5 +476,5 @@ def _require_weight(delivery: Delivery[Batch]) -> None:
     """Raises DataError for a batch that no step can be made of."""
     weight = _weight(delivery)
     if not 0 <= weight < math.inf:
-        where = ", ".join(f"{run.split} [{run.start}, {run.stop})" for run in delivery.provenance.runs[:3])
+        where = ", ".join(map(str, sorted({split for split, _, _ in delivery.provenance.parts()})[:3]))
         raise DataError(f"the sample weights of a batch sum to {weight} ({where}); weights must be finite and not negative")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import orjson
@@ -12,14 +13,16 @@ import pyarrow as pa
 
 from tidemill.clock import Clock, SystemClock
 from tidemill.data.split import Delivery, Provenance
-from tidemill.features.batch import Batch
+
+if TYPE_CHECKING:
+    from tidemill.features.batch import Batch
 
 
 class StepLog:
     """`steps-<rank>.jsonl`: one line a step, written before the step is trained (the ledger of a proof reads it).
 
-    `{"step": n, "at": unix seconds, "runs": [[kind, split, start, stop, rows, stride, gap], ...]}` (see `data.split.Run`). A line
-    is one unbuffered write, so a killed process leaves whole lines, but for the last.
+    `{"step": n, "at": unix seconds, "runs": [[kind, split, start, stop, rows, stride, gap], ...]}` (see `data.split.Run`; shuffled
+    rows in the order of their positions). A line is one unbuffered write, so a killed process leaves whole lines, but for the last.
     """
 
     def __init__(self, path: Path, *, clock: Clock | None = None) -> None:
@@ -30,6 +33,9 @@ class StepLog:
 
     def entering(self, step: int, provenance: Provenance) -> None:
         runs = [(r.split.kind, r.split.name, r.start, r.stop, r.rows, r.stride, r.gap) for r in provenance.runs]
+        for rows in provenance.scattered:
+            spans = zip(*(edges.tolist() for edges in rows.spans()), strict=True)
+            runs += [(rows.split.kind, rows.split.name, start, stop, stop - start, 1, 0) for start, stop in spans]
         line = {"step": step, "at": self._clock.time(), "runs": runs}
         data = orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
         written = os.write(self._fd, data)

@@ -49,7 +49,7 @@ class ProgressiveMetrics:
         return
 
     def trained(self, step: int, delivery: Delivery[Batch], outputs: dict[str, np.ndarray]) -> None:
-        times = [run.event_time for run in delivery.provenance.runs if not math.isnan(run.event_time)]
+        times = [time for _, _, time in delivery.provenance.parts() if not math.isnan(time)]
         window = int(max(times) // self._window_s) if times else 0
         if self._window is None:
             self._window = window
