@@ -17,7 +17,7 @@ import torch
 
 from tests.checkpoint.ranks import Ranks
 from tests.checkpoint.test_crashes import require_whole
-from tidemill.checkpoint.restore import latest_checkpoint
+from tidemill.checkpoint.discovery import latest_checkpoint
 from tidemill.storage.backends.local import LocalStorage
 
 LONGEST_LIFE_S = 0.25

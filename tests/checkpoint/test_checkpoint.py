@@ -10,15 +10,14 @@ import torch
 
 from tests.checkpoint.ranks import TABLES, Ranks, ShortWaits, assert_tables_of, capture_of, empty_shards, fill, shard
 from tidemill.checkpoint.capture import Staging
-from tidemill.checkpoint.restore import (
+from tidemill.checkpoint.discovery import (
     latest_checkpoint,
     read_arrays_of,
     read_checkpoint,
     read_dataloader_state,
     read_rank_states,
-    read_table,
-    restore_tables,
 )
+from tidemill.checkpoint.restore import read_table, restore_tables
 from tidemill.contracts import layout
 from tidemill.contracts.files import TableSpec
 from tidemill.errors import CheckpointError, CorruptError, FencedError

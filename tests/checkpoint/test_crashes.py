@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoint.ranks import Ranks, ShortWaits, assert_tables_of
-from tidemill.checkpoint.restore import latest_checkpoint, read_arrays_of, read_dataloader_state, read_rank_states
+from tidemill.checkpoint.discovery import latest_checkpoint, read_arrays_of, read_dataloader_state, read_rank_states
 from tidemill.storage.backends.local import LocalStorage
 from tidemill.testing.faulty_storage import FaultyStorage, SimulatedCrash
 

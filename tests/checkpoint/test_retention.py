@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.checkpoint.ranks import Ranks, assert_tables_of
-from tidemill.checkpoint.restore import latest_checkpoint
+from tidemill.checkpoint.discovery import latest_checkpoint
 from tidemill.checkpoint.retention import prune, to_delete
 from tidemill.contracts import layout
 from tidemill.storage.backends.local import LocalStorage

@@ -18,7 +18,7 @@ import orjson
 
 from tests.e2e.topic import Topic
 from tests.e2e.workshop import PIPELINE, Workshop, descendants, eventually, kill
-from tidemill.checkpoint.restore import read_checkpoint
+from tidemill.checkpoint.discovery import read_checkpoint
 from tidemill.contracts import layout
 from tidemill.contracts.lineage import RunRecord
 from tidemill.contracts.release import CurrentHint, ReleaseManifest

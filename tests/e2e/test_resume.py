@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from tests.e2e.workshop import Workshop, eventually, kill
-from tidemill.checkpoint.restore import read_arrays_of, read_checkpoint, read_dataloader_state, read_table
+from tidemill.checkpoint.discovery import read_arrays_of, read_checkpoint, read_dataloader_state
+from tidemill.checkpoint.restore import read_table
 from tidemill.data.split import SplitId
 from tidemill.jobs.ledger import check_ledger, read_steps
 from tidemill.storage.open import open_storage

@@ -10,7 +10,7 @@ import pytest
 
 from tests.e2e.stream import BOUNDARY, DAILY, ReleaseReader, Stream, StreamSettings
 from tests.e2e.test_resume import weights
-from tidemill.checkpoint.restore import read_checkpoint, read_dataloader_state, read_rank_states
+from tidemill.checkpoint.discovery import read_checkpoint, read_dataloader_state, read_rank_states
 from tidemill.contracts.progress import ROW_BITS
 from tidemill.storage.open import open_storage
 

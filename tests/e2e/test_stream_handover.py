@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.e2e.stream import BOUNDARY, Stream, StreamSettings
-from tidemill.checkpoint.restore import latest_checkpoint
+from tidemill.checkpoint.discovery import latest_checkpoint
 from tidemill.config.env import SUCCESSOR_DIR, TOLERANCE_SECS
 from tidemill.contracts import layout
 from tidemill.errors import RetiredError

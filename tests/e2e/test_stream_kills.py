@@ -11,7 +11,7 @@ import pytest
 
 from tests.e2e.stream import BOUNDARY, ReleaseReader, StreamSettings, is_alive, rank_pid, stop_process
 from tests.e2e.workshop import eventually, kill
-from tidemill.checkpoint.restore import latest_checkpoint
+from tidemill.checkpoint.discovery import latest_checkpoint
 from tidemill.errors import FencedError
 from tidemill.storage.open import open_storage
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.jobs.conftest import Life
 from tidemill import logs
-from tidemill.checkpoint.restore import read_checkpoint
+from tidemill.checkpoint.discovery import read_checkpoint
 from tidemill.config.pipeline import PipelineConfig
 from tidemill.errors import ConfigError
 from tidemill.jobs import pipeline

@@ -15,7 +15,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.jobs.conftest import BATCH, BOUNDARY, DATE, TOPIC, pipeline_config, rows
-from tidemill.checkpoint.restore import read_dataloader_state
+from tidemill.checkpoint.discovery import read_dataloader_state
 from tidemill.config.pipeline import PipelineConfig
 from tidemill.contracts.checkpoint import CheckpointManifest
 from tidemill.errors import ConfigError, LineageError

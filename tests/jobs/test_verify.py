@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tidemill.checkpoint.restore import read_checkpoint, read_rank_states
+from tidemill.checkpoint.discovery import read_checkpoint, read_rank_states
 from tidemill.contracts import layout
 from tidemill.contracts.checkpoint import CheckpointManifest
 from tidemill.contracts.files import FileEntry

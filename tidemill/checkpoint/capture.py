@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tidemill.contracts.progress import SplitState
-from tidemill.distributed.sharding import LocalShard
+
+if TYPE_CHECKING:
+    from tidemill.distributed.sharding import LocalShard
 
 
 @dataclass(frozen=True, slots=True)

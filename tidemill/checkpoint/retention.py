@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 
-from tidemill.checkpoint.restore import checkpoint_keys, whole_checkpoint
+from tidemill.checkpoint.discovery import checkpoint_keys, whole_checkpoint
 from tidemill.contracts import layout
 from tidemill.errors import StorageError
 from tidemill.storage.base import Storage

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import orjson
 
 from tidemill import logs
-from tidemill.checkpoint.restore import read_checkpoint
+from tidemill.checkpoint.discovery import read_checkpoint
 from tidemill.config.pipeline import PipelineConfig
 from tidemill.contracts import layout
 from tidemill.contracts.checkpoint import CheckpointManifest

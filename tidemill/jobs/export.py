@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from tidemill.checkpoint.restore import read_checkpoint
+from tidemill.checkpoint.discovery import read_checkpoint
 from tidemill.config.pipeline import PipelineConfig
 from tidemill.data.assignment import assign
 from tidemill.distributed.runtime import start_runtime

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from tidemill.contracts.progress import SplitState
 from tidemill.data.assignment import Assigned, AssignmentBase, plan
@@ -10,7 +11,9 @@ from tidemill.data.loader import Loader
 from tidemill.data.progress import Progress
 from tidemill.data.split import Delivery, Provenance, Split
 from tidemill.data.watermark import Watermark
-from tidemill.features.batch import Batch
+
+if TYPE_CHECKING:
+    from tidemill.features.batch import Batch
 
 
 class DataFeed:

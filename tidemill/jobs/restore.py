@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from tidemill.cadence import Stateful
-from tidemill.checkpoint.restore import read_arrays_of, read_dataloader_state, read_rank_states
+from tidemill.checkpoint.discovery import read_arrays_of, read_dataloader_state, read_rank_states
 from tidemill.config.compare import Verdict, compare
 from tidemill.config.load import load_pipeline
 from tidemill.config.pipeline import PipelineConfig

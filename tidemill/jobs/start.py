@@ -5,14 +5,13 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tidemill import errors
-from tidemill.checkpoint.restore import latest_checkpoint, read_checkpoint
+from tidemill.checkpoint.discovery import latest_checkpoint, read_checkpoint
 from tidemill.contracts import layout
 from tidemill.contracts.checkpoint import CheckpointManifest, ParentCheckpoint
 from tidemill.contracts.snapshot import SnapshotManifest
-from tidemill.distributed.agreement import Agreement
 from tidemill.errors import ConfigError, LineageError, NotFoundError, TidemillError
 from tidemill.jobs.place import checkpoint_path
 from tidemill.lineage.records import new_run_id, require_open
@@ -20,6 +19,9 @@ from tidemill.lineage.terms import Writer, open_term
 from tidemill.storage.base import Storage
 from tidemill.storage.commit import probe_exclusive_create
 from tidemill.storage.open import open_storage
+
+if TYPE_CHECKING:
+    from tidemill.distributed.agreement import Agreement
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tidemill.checkpoint.restore import read_arrays_of, read_checkpoint, read_rank_states, read_table
+from tidemill.checkpoint.discovery import read_arrays_of, read_checkpoint, read_rank_states
+from tidemill.checkpoint.restore import read_table
 from tidemill.contracts import layout
 from tidemill.contracts.checkpoint import CheckpointManifest
 from tidemill.contracts.release import ReleaseManifest
