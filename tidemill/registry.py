@@ -16,8 +16,13 @@ from tidemill.errors import ConfigError
 _BUILT_IN: dict[str, dict[str, str]] = {
     "source": {
         "parquet": "tidemill.data.sources.parquet:ParquetSource",
+        "csv": "tidemill.data.sources.csv:CsvSource",
         "kafka": "tidemill.data.sources.kafka:KafkaSource",
         "synthetic": "tidemill.data.sources.synthetic:SyntheticSource",
+    },
+    "output": {
+        "parquet": "tidemill.data.writers.parquet:ParquetOutput",
+        "csv": "tidemill.data.writers.csv:CsvOutput",
     },
     "feature": {
         "id_feature": "tidemill.features.kinds.id:IdFeature",

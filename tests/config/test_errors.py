@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tidemill.config.data import SOURCE_KINDS
 from tidemill.errors import ConfigError
 
 PROTO = """train_input_path: "day"
@@ -56,8 +57,19 @@ model_config {
         ),
         (
             "ParquetDataset",
+            "OdpsDatasetV1",
+            f"<text>:10: data_config.dataset_type: OdpsDatasetV1 comes later; supported now: {', '.join(SOURCE_KINDS)}",
+        ),
+        (
+            "ParquetDataset",
             "CsvDataset",
-            "<text>:10: data_config.dataset_type: CsvDataset comes later; supported now: ParquetDataset, KafkaDataset",
+            "<text>:10: data_config.dataset_type: CSV files without a header: list all their columns in input_fields, or set "
+            "with_header",
+        ),
+        (
+            "ParquetDataset",
+            "CsvDataset\nwith_header: true\ndelimiter: '||'",
+            "<text>:12: data_config.delimiter: must be one ASCII character, no quote or line end; got '||'",
         ),
         (
             "adam_optimizer { lr: 0.001 }",

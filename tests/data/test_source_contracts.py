@@ -2,8 +2,11 @@
 
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet as pq
 
+from tidemill.data.sources.csv import CsvConfig, CsvSource
 from tidemill.data.sources.parquet import ParquetConfig, ParquetSource
 from tidemill.data.sources.synthetic import SyntheticSource
 from tidemill.testing.scripted_source import Idle, Rows, ScriptedSource
@@ -27,6 +30,30 @@ class TestParquet(SourceContract):
     def change(self, directory: Path) -> bool:
         pq.write_table(numbered(100, 129), directory / "a.parquet", row_group_size=10)
         return True
+
+
+class TestCsv(SourceContract):
+    """One file plain, one compressed."""
+
+    def make(self, directory: Path) -> CsvSource:
+        if not any(directory.iterdir()):
+            write_csv(directory / "b.csv", 0, 31)
+            write_csv(directory / "a.csv.gz", 31, 60)
+            write_csv(directory / "empty.csv", 0, 0)
+        config = CsvConfig(paths=f"{directory}/*", with_header=True, event_time_column="event_time")
+        return CsvSource(config, {"event_id": pa.string(), "event_time": pa.float64()})
+
+    def num_rows(self) -> int:
+        return 60
+
+    def change(self, directory: Path) -> bool:
+        write_csv(directory / "a.csv.gz", 100, 129)
+        return True
+
+
+def write_csv(path: Path, start: int, stop: int) -> None:
+    with pa.output_stream(path) as out:
+        pyarrow.csv.write_csv(numbered(start, stop), out)
 
 
 class TestScripted(SourceContract):

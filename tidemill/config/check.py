@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from tidemill.config.base import Config
-from tidemill.config.data import SOURCE_KINDS, parse_columns
+from tidemill.config.data import SOURCE_KINDS, DataConfig, parse_columns
 from tidemill.config.kafka_uri import parse_kafka_uri
 from tidemill.config.pipeline import PipelineConfig
 from tidemill.config.tree import Finding, Node, Path, did_you_mean, locate, path_text
@@ -50,10 +50,22 @@ def _source(config: PipelineConfig) -> Found:
             parse_kafka_uri(config.train_input_path)
         except ValueError as error:
             yield ("train_input_path",), f"not a Kafka address: {error}. Or write data_config.kafka"
+    if data.dataset_type == "CsvDataset":
+        yield from _csv(data)
     if not config.model_dir:
         yield ("model_dir",), "empty; name the folder of checkpoints"
     if data.mode == "FG_BUCKETIZE":
         yield ("data_config", "fg_mode"), "FG_BUCKETIZE comes later; supported now: FG_NONE, FG_DAG"
+
+
+def _csv(data: DataConfig) -> Found:
+    if not data.with_header and not data.input_fields and not data.input_fields_str:
+        yield (
+            ("data_config", "dataset_type"),
+            "CSV files without a header: list all their columns in input_fields, or set with_header",
+        )
+    if len(data.delimiter) != 1 or not data.delimiter.isascii() or data.delimiter in '"\r\n':
+        yield ("data_config", "delimiter"), f"must be one ASCII character, no quote or line end; got {data.delimiter!r}"
 
 
 def _columns(config: PipelineConfig) -> Found:

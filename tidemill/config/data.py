@@ -16,7 +16,7 @@ from tidemill.config.sampler import (
 )
 
 DatasetType = Literal["OdpsDataset", "ParquetDataset", "CsvDataset", "OdpsDatasetV1", "KafkaDataset"]
-SOURCE_KINDS: dict[str, str] = {"ParquetDataset": "parquet", "KafkaDataset": "kafka"}
+SOURCE_KINDS: dict[str, str] = {"ParquetDataset": "parquet", "CsvDataset": "csv", "KafkaDataset": "kafka"}
 """dataset_type -> kind of source; others come later."""
 
 FieldType = Literal[
@@ -71,15 +71,23 @@ class KafkaConfig(Config):
     topic: tuple[str, ...] = Field(min_length=1)
     """Name of the topic; several, all of the same columns, as a list or separated by commas."""
     group_id: str = ""
-    """The group that the cluster sees; one a lineage. Nothing is committed under it yet: positions are in checkpoints."""
+    """The group that the cluster sees; one a lineage. If given, the offsets of committed checkpoints are committed under it, for
+    dashboards only: positions are in checkpoints."""
     start_timestamp_ms: Unsigned | None = None
-    """Start at the first message at or after this broker time, when no checkpoint says where."""
+    """Start at the first message at or after this broker time, when no checkpoint says where; at the end if there is none."""
+    end_timestamp_ms: Unsigned | None = None
+    """Stop before the first message at or after this broker time, which must have passed; the run ends when all partitions have
+    reached it."""
+    end_offsets: dict[str, Unsigned] = Field(default_factory=dict)
+    """Stop before these offsets: `topic:partition` -> offset, for every partition."""
     message_format: Literal["json", "arrow"] = "json"
     """`json`: an object, or an array of objects, a message; `arrow`: one Arrow IPC stream a message."""
     max_wait_s: Seconds = 0.05
     """Longest wait for a full batch; a shorter one is trained then."""
     idle_timeout_s: Seconds = 10.0
-    """A partition without messages for so long is idle, and doesn't hold back the watermark."""
+    """A partition that has been read to its end and had no messages for so long is idle, and doesn't hold back the watermark."""
+    discovery_interval_s: Seconds = 30.0
+    """How often a running job looks for new partitions; each rank reads its own from their beginning."""
     max_poison: Unsigned = 100
     """How many messages that can't be read are skipped before the run fails."""
     on_data_loss: Literal["fail", "earliest"] = "fail"
@@ -132,7 +140,7 @@ class DataConfig(Config):
     batch_size: Positive = 1024
     """Rows in a batch of one rank."""
     dataset_type: DatasetType
-    """ParquetDataset or KafkaDataset (others come later)."""
+    """ParquetDataset, CsvDataset or KafkaDataset (others come later)."""
     fg_encoded: bool | None = None
     """Old switch; if given it overrides fg_mode (true: FG_NONE; false: FG_DAG if fg_threads > 0, else FG_NORMAL)."""
     fg_encoded_multival_sep: str = "\x03"
@@ -145,10 +153,10 @@ class DataConfig(Config):
     """Use pinned memory for copies to the device."""
     input_fields: tuple[InputField, ...] = ()
     """Columns to read, with types; all that are needed if none are given."""
-    delimiter: str = later(",")
-    """Separator of columns (CSV)."""
-    with_header: bool = later(False)
-    """The first line is a header (CSV)."""
+    delimiter: str = ","
+    """Separator of columns (CSV): one ASCII character."""
+    with_header: bool = False
+    """The first line of each CSV file names its columns; if not, input_fields name all of them."""
     eval_batch_size: Positive | None = None
     """Rows in a batch of the evaluation; batch_size if not given."""
     drop_remainder: bool = later(False)

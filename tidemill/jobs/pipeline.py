@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,20 +13,18 @@ import torch
 
 from tidemill.config.load import Loaded, load_pipeline
 from tidemill.config.pipeline import PipelineConfig
-from tidemill.contracts.progress import SplitState
 from tidemill.data.assignment import assign
 from tidemill.data.loader import Loader
-from tidemill.data.progress import verify_splits
 from tidemill.data.source import Source
+from tidemill.data.sources.csv import CsvConfig, CsvSource
 from tidemill.data.sources.kafka import KafkaSource
 from tidemill.data.sources.parquet import ParquetConfig, ParquetSource
-from tidemill.data.split import Split, SplitId
 from tidemill.distributed.agreement import Agreement
 from tidemill.distributed.runtime import Runtime
 from tidemill.errors import ConfigError, DataError
 from tidemill.features.batch import Batch
 from tidemill.features.feature_set import FeatureSet
-from tidemill.jobs.start import from_rank_zero
+from tidemill.jobs.discovery import discover
 from tidemill.logs import log
 from tidemill.models.metrics import build_metrics, grouping_keys
 from tidemill.registry import component_config
@@ -119,6 +116,18 @@ def _parquet_source(wanted: Wanted) -> Source:
     return ParquetSource(ParquetConfig(paths=wanted.path, event_time_column=wanted.event_time_column), wanted.columns)
 
 
+def _csv_source(wanted: Wanted) -> Source:
+    data = wanted.config.data_config
+    config = CsvConfig(
+        paths=wanted.path,
+        delimiter=data.delimiter,
+        with_header=data.with_header,
+        names=tuple(data.columns),
+        event_time_column=wanted.event_time_column,
+    )
+    return CsvSource(config, column_types(wanted.config, wanted.features))
+
+
 def _kafka_source(wanted: Wanted) -> Source:
     config = wanted.config
     assert config.kafka is not None
@@ -129,25 +138,10 @@ def _kafka_source(wanted: Wanted) -> Source:
 
 _SOURCES: dict[str, Callable[[Wanted], Source]] = {
     "parquet": _parquet_source,
+    "csv": _csv_source,
     "kafka": _kafka_source,
 }
 """Kind of source (config.data.SOURCE_KINDS) -> what makes it."""
-
-
-def discover(source: Source, agreement: Agreement, rank: int, *, saved: Sequence[SplitState] = ()) -> list[Split]:
-    """A source's splits as rank 0 finds them, so that all ranks divide the same ones. Collective.
-
-    `saved`: what an earlier run says of them. Raises SourceChangedError, on every rank, if they aren't what they were then.
-    """
-
-    def look() -> list[dict[str, Any]]:
-        splits = source.discover()
-        if saved:
-            verify_splits(source, splits, saved)
-        return [{"kind": s.id.kind, "name": s.id.name, "num_rows": s.num_rows, "fingerprint": s.fingerprint} for s in splits]
-
-    found = from_rank_zero(agreement, rank, look)
-    return [Split(SplitId(s["kind"], s["name"]), s["num_rows"], s["fingerprint"]) for s in found]
 
 
 def column_types(config: PipelineConfig, features: FeatureSet) -> dict[str, pa.DataType]:

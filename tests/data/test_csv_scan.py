@@ -1,0 +1,82 @@
+"""Where CSV records end: the scan agrees with Arrow's parser, whatever the text."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tidemill.data.sources.csv_scan import scan
+
+
+def scanned(text, values=2, **options):
+    return scan(np.frombuffer(text, np.uint8), ord(","), values, is_end=options.pop("is_end", True), **options)
+
+
+def arrow_rows(text, values):
+    """How many rows Arrow finds, and how many of them have another number of values."""
+    odd = []
+    table = pyarrow.csv.read_csv(
+        pa.BufferReader(text),
+        read_options=pyarrow.csv.ReadOptions(column_names=[str(n) for n in range(values)], use_threads=False, block_size=1 << 20),
+        parse_options=pyarrow.csv.ParseOptions(
+            newlines_in_values=True, invalid_row_handler=lambda row: odd.append(row.actual_columns) or "skip"
+        ),
+    )
+    return table.num_rows + len(odd), odd
+
+
+@settings(deadline=None, max_examples=500)
+@given(st.lists(st.sampled_from(["a", "bc", ",", ",", '"', '""', "\n", "\n", "\r\n", "\r", " ", "é"]), max_size=40).map("".join))
+def test_counts_as_arrow_does(text):
+    data = text.encode()
+    found = scanned(data)
+    if not data.strip(b"\r\n") or found.in_quotes:
+        return
+    rows, odd = arrow_rows(data, 2)
+    assert found.rows == rows
+    assert (found.odd_values if found.odd_line >= 0 else None) == (odd[0] if odd else None)
+
+
+@settings(deadline=None, max_examples=500)
+@given(st.lists(st.sampled_from(["a", ",", '"', '""', "\n", "\r\n", "\r"]), max_size=30).map("".join), st.integers(0, 40))
+def test_a_cut_anywhere_changes_nothing(text, cut):
+    data = text.encode()
+    whole = scanned(data)
+    head = scanned(data[:cut], is_end=False)
+    tail = scanned(data[head.size :])
+    assert head.rows + tail.rows == whole.rows
+    assert head.lines + tail.lines == whole.lines
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        (b"", 0),
+        (b"\n\r\n\r", 0),
+        (b"1,2", 1),
+        (b'1,"2\n3"\n4,5', 2),
+        (b'1,"a""\n""b"\r\n2,3\r\n', 2),
+        (b'1,5" pipe\n2,"x"y"z\n', 2),
+        (b"1,2\r3,4\r", 2),
+    ],
+)
+def test_rows(text, rows):
+    found = scanned(text)
+    assert (found.rows, found.size, found.odd_line, found.open_line) == (rows, len(text), -1, -1)
+
+
+def test_tells_the_line_of_a_row_with_too_many_values():
+    found = scanned(b'1,"a\nb"\n\n1,2,3\n4,5,6,7\n')
+    assert (found.odd_line, found.odd_values) == (3, 3)
+
+
+def test_tells_where_a_quote_opens_that_never_closes():
+    found = scanned(b'1,2\n3,"4\n5,6\n')
+    assert (found.rows, found.size, found.open_line, found.in_quotes) == (1, 4, 1, True)
+
+
+def test_stops_behind_so_many_rows():
+    found = scanned(b"1,2\n3,4\n5,6\n", max_rows=2)
+    assert (found.rows, found.size, found.lines, found.open_line) == (2, 8, 2, -1)

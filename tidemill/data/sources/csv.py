@@ -1,0 +1,350 @@
+"""Rows from CSV files, local or behind a URL, plain or compressed. One split a file; positions are row numbers.
+
+Two parsers agree on what a row is: `csv_scan` says where rows end (to count them, and to skip those that aren't wanted), Arrow
+makes columns of the blocks that hold wanted ones.
+"""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+
+from tidemill.config.base import Config
+from tidemill.data.intervals import IntervalSet
+from tidemill.data.source import Source, SplitReader
+from tidemill.data.sources.csv_scan import Scan, scan
+from tidemill.data.sources.files import FileSet, FoundFile, Place, compare, in_parallel, reading, timed_rows
+from tidemill.data.split import RawBatch, Split, SplitId
+from tidemill.errors import ConfigError, DataError, SchemaError, SourceChangedError
+
+# Text parsed at once: large enough that the cost of a call vanishes, small enough to start at once.
+_BLOCK = 2 << 20
+# A quote that is never closed would otherwise take the whole file into memory.
+_MAX_RECORD = 64 << 20
+# A file is entered at one of at most so many marks; nearer ones than this aren't worth it.
+_MARKS = 32
+_MARK_EVERY = 16 << 20
+_CODECS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bz2", ".lz4": "lz4"}
+_BOM = b"\xef\xbb\xbf"
+_SAME = ("size", "rows", "digest", "etag")
+_ARROW_COLUMN = re.compile(r"In CSV column #\d+: (?:Row #(\d+): )?(.*)", re.DOTALL)
+
+
+class CsvConfig(Config):
+    """CSV files."""
+
+    paths: str
+    """Files or glob patterns, separated by commas; each a local path or a URL (s3://..., hdfs://...)."""
+    delimiter: str = ","
+    """Separator of columns: one ASCII character."""
+    with_header: bool = False
+    """The first line of each file names its columns."""
+    names: tuple[str, ...] = ()
+    """Names of the columns in files without a header, in their order."""
+    event_time_column: str | None = None
+    """Event time: a number of Unix seconds. Absent: rows have no event time."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Whole rows of a file. `first`: the number of the first; `line`: the line it begins on, from 1; `stop`: the offset of what
+    comes next in the text."""
+
+    text: bytes
+    first: int
+    rows: int
+    line: int
+    stop: int
+    next_line: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """Where a block begins: its offset in the text, the number of its first row, and its line."""
+
+    offset: int
+    row: int
+    line: int
+
+
+class CsvSource(Source):
+    """Files in the order of their names; a file matched twice is read once. What ends in .gz, .zst, .bz2 or .lz4 is decompressed.
+
+    `types`: the columns to read, with the type that each has in all files. Empty values are null; in columns of numbers, so are
+    the usual words for it (NULL, NaN, N/A). Quotes are as in RFC 4180; blank lines are nothing.
+    Discovering reads all of every file, once: only that tells how many rows there are, and that they are still the same.
+    """
+
+    kind = "csv"
+    bounded = True
+    Config = CsvConfig
+
+    def __init__(self, config: CsvConfig, types: Mapping[str, pa.DataType]) -> None:
+        self._check(config, types)
+        self._config = config
+        self._types = dict(types)
+        self._delimiter = ord(config.delimiter)
+        self._files = FileSet(config.paths, "CSV file", "*.csv")
+
+    def discover(self) -> list[Split]:
+        """All files. Raises DataError if a pattern matches none, or for a row with too many or too few values (naming file and
+        line), SchemaError for a column that is missing."""
+        return in_parallel(self._read_through, self._files.find())
+
+    def open(self, split: Split, remaining: IntervalSet | None, done: IntervalSet) -> SplitReader:
+        place = self._files.place(split.id.name)
+        # Whether the content is still the same was found out when it was discovered; reading it all again here would cost as much.
+        compare(split.id, split.fingerprint, place.stat(split.id.name).fingerprint(), _SAME)
+        wanted = IntervalSet.of([(0, split.num_rows or 0)]) if remaining is None else remaining
+        return _FileReader(self, split, _Text(place, split.id.name), wanted)
+
+    def verify(self, split: Split, fingerprint: dict[str, Any]) -> None:
+        compare(split.id, fingerprint, split.fingerprint, _SAME)
+
+    @property
+    def time_column(self) -> str | None:
+        return self._config.event_time_column
+
+    def begin(self, text: _Text) -> tuple[list[str], _Mark]:
+        """The file's columns, and where its rows begin. Raises SchemaError if one that is needed isn't among them."""
+        at, line = text.skip_bom(), 1
+        names = list(self._config.names)
+        if self._config.with_header:
+            names, at, line = self._header(text, at)
+        missing = [name for name in self._types if name not in names]
+        if missing:
+            raise SchemaError(f"{text.path}: no column {missing[0]!r}; it has {', '.join(names)}")
+        return names, _Mark(at, 0, line)
+
+    def blocks(self, text: _Text, num_values: int, mark: _Mark) -> Iterator[_Block]:
+        """The rows from a mark on. Raises DataError naming the line of a row with another number of values."""
+        text.go_to(mark.offset)
+        row, line, offset = mark.row, mark.line, mark.offset
+        kept = b""
+        while True:
+            more = text.read(_BLOCK)
+            chunk = kept + more if kept else more
+            found = scan(np.frombuffer(chunk, np.uint8), self._delimiter, num_values, is_end=not more)
+            self._check_scan(text.path, found, line, num_values, size=len(chunk), is_end=not more)
+            offset, next_line = offset + found.size, line + found.lines
+            if found.rows:
+                yield _Block(chunk[: found.size], row, found.rows, line, offset, next_line)
+            row, line, kept = row + found.rows, next_line, chunk[found.size :]
+            if not more:
+                return
+
+    def parse(self, path: str, names: list[str], block: _Block) -> pa.Table:
+        """A block's columns. Raises DataError naming line and column of a value that isn't of its type."""
+        try:
+            table = self._arrow(block, names, self._types)
+        except pa.ArrowException as error:
+            raise self._value_error(path, names, block, error) from None
+        if table.num_rows != block.rows:
+            raise DataError(f"{path}, line {block.line}: {table.num_rows} rows were read where {block.rows} were counted")
+        for index, field in enumerate(table.schema):
+            if pa.types.is_string(field.type):
+                column = table.column(index)
+                table = table.set_column(index, field, pc.if_else(pc.equal(pc.binary_length(column), 0), None, column))
+        return table
+
+    def _arrow(self, block: _Block, names: list[str], types: Mapping[str, pa.DataType]) -> pa.Table:
+        return pyarrow.csv.read_csv(
+            pa.BufferReader(block.text),
+            read_options=pyarrow.csv.ReadOptions(
+                column_names=names, use_threads=False, block_size=max(len(block.text) + 1, 1 << 16)
+            ),
+            parse_options=pyarrow.csv.ParseOptions(delimiter=self._config.delimiter, newlines_in_values=True),
+            convert_options=pyarrow.csv.ConvertOptions(include_columns=list(types), column_types=dict(types)),
+        )
+
+    def _read_through(self, file: FoundFile) -> Split:
+        """A file as a split: its rows counted, its content digested."""
+        text = _Text(self._files.place(file.path), file.path)
+        marks: list[_Mark] = []
+        step = max(_MARK_EVERY, file.size // _MARKS)
+        try:
+            names, start = self.begin(text)
+            rows, offset = 0, start.offset
+            text.start_digest(names if self._config.with_header else [])
+            for block in self.blocks(text, len(names), start):
+                rows += block.rows
+                if not text.is_compressed and block.stop - offset >= step:
+                    offset = block.stop
+                    marks.append(_Mark(offset, rows, block.next_line))
+            digest = text.digest
+        finally:
+            text.close()
+        fingerprint = {**file.fingerprint(), "rows": rows, "digest": digest}
+        if marks:
+            fingerprint["marks"] = [[mark.offset, mark.row, mark.line] for mark in marks]
+        return Split(SplitId(self.kind, file.path), rows, fingerprint)
+
+    def _header(self, text: _Text, at: int) -> tuple[list[str], int, int]:
+        """The names in the first line, and where the rows begin."""
+        text.go_to(at)
+        start = text.read(_BLOCK)
+        found = scan(np.frombuffer(start, np.uint8), self._delimiter, 0, is_end=len(start) < _BLOCK, max_rows=1)
+        if not found.rows:
+            raise SchemaError(f"{text.path}: no header in its first line")
+        block = _Block(start[: found.size], 0, 1, 1, 0, 1)
+        plain = [str(number) for number in range(found.odd_values)]
+        row = self._arrow(block, plain, dict.fromkeys(plain, pa.string())).to_pylist()[0]
+        names = [str(row[name]).strip() for name in plain]
+        twice = [name for name in self._types if names.count(name) > 1]
+        if twice:
+            raise SchemaError(f"{text.path}: its header names column {twice[0]!r} twice")
+        return names, at + found.size, 1 + found.lines
+
+    def _check_scan(self, path: str, found: Scan, line: int, num_values: int, *, size: int, is_end: bool) -> None:
+        if found.odd_line >= 0:
+            raise DataError(
+                f"{path}, line {line + found.odd_line}: {found.odd_values} values, where {num_values} columns are expected"
+                f" (separated by {self._config.delimiter!r})"
+            )
+        if found.open_line >= 0 and found.in_quotes and (is_end or size - found.size > _MAX_RECORD):
+            raise DataError(f"{path}, line {line + found.open_line}: a quoted value begins in this row and never ends")
+        if size - found.size > _MAX_RECORD:
+            raise DataError(f"{path}, line {line + found.open_line}: this row is longer than {_MAX_RECORD >> 20} MiB")
+
+    def _value_error(self, path: str, names: list[str], block: _Block, error: pa.ArrowException) -> DataError:
+        """The error that names what Arrow couldn't convert."""
+        for name, kind in self._types.items():
+            try:
+                self._arrow(block, names, {name: kind})
+            except pa.ArrowException as own:
+                match = _ARROW_COLUMN.match(str(own))
+                row = int(match[1]) - 1 if match and match[1] else 0
+                before = scan(np.frombuffer(block.text, np.uint8), self._delimiter, len(names), is_end=True, max_rows=row)
+                why = match[2] if match else str(own)
+                return DataError(f"{path}, line {block.line + before.lines}, column {name!r}: {why}; it is declared as {kind}")
+        return DataError(f"{path}, line {block.line} or later: {error}")
+
+    def _check(self, config: CsvConfig, types: Mapping[str, pa.DataType]) -> None:
+        if len(config.delimiter) != 1 or not config.delimiter.isascii() or config.delimiter in '"\r\n':
+            raise ConfigError(f"delimiter must be one ASCII character, no quote or line end; got {config.delimiter!r}")
+        if not config.with_header and not config.names:
+            raise ConfigError("CSV files without a header: list all their columns in input_fields, or set with_header")
+        for name, kind in types.items():
+            if pa.types.is_nested(kind):
+                raise ConfigError(f"CSV: column {name!r} is declared as {kind}, but a value is one text: declare STRING")
+        if config.event_time_column and config.event_time_column not in types:
+            raise ConfigError(f"the event time's column {config.event_time_column!r} isn't among the columns to read")
+
+
+class _Text:
+    """The text of a file, decompressed by its suffix. Not thread-safe."""
+
+    def __init__(self, place: Place, path: str) -> None:
+        self.path = path
+        self._place = place
+        self._codec = next((codec for suffix, codec in _CODECS.items() if path.endswith(suffix)), None)
+        self._stream, self._text = self._open()
+        self._at = 0
+        self._digest: Any = None
+
+    @property
+    def is_compressed(self) -> bool:
+        return self._codec is not None
+
+    @property
+    def digest(self) -> str:
+        return self._digest.hexdigest()
+
+    def start_digest(self, header: list[str]) -> None:
+        """Digest a header, and what is read from here on."""
+        self._digest = hashlib.sha256("\n".join(header).encode())
+
+    def skip_bom(self) -> int:
+        """The offset of the text behind a byte order mark."""
+        self.go_to(0)
+        return len(_BOM) if self.read(len(_BOM)) == _BOM else 0
+
+    def go_to(self, offset: int) -> None:
+        """Continue at an offset; compressed text is read through up to there."""
+        if not self.is_compressed:
+            self._stream.seek(offset)
+        else:
+            if offset < self._at:
+                self.close()
+                self._stream, self._text = self._open()
+                self._at = 0
+            while self._at < offset:
+                if not self.read(min(_BLOCK, offset - self._at)):
+                    raise SourceChangedError(f"{self.path}: it ends before byte {offset}, where rows were read before")
+        self._at = offset
+
+    def read(self, size: int) -> bytes:
+        """The next bytes, as many as asked for if there are as many. Raises DataError for what can't be decompressed."""
+        parts: list[bytes] = []
+        left = size
+        try:
+            with reading(self.path):
+                while left and (part := self._text.read(left)):
+                    parts.append(part)
+                    left -= len(part)
+        except (OSError, pa.ArrowException) as error:
+            raise DataError(f"{self.path}: can't be read; it is damaged, or has changed ({error})") from error
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        self._at += len(data)
+        if self._digest is not None:
+            self._digest.update(data)
+        return data
+
+    def close(self) -> None:
+        self._text.close()
+        self._stream.close()
+
+    def _open(self) -> tuple[pa.NativeFile, pa.NativeFile]:
+        with reading(self.path):
+            stream = self._place.open(self.path)
+            return stream, stream if self._codec is None else pa.CompressedInputStream(stream, self._codec)
+
+
+class _FileReader(SplitReader):
+    def __init__(self, source: CsvSource, split: Split, text: _Text, wanted: IntervalSet) -> None:
+        self._source = source
+        self._split = split
+        self._text = text
+        self._pieces = self._read(wanted)
+
+    def read(self, timeout_s: float) -> RawBatch | None:
+        first, table = next(self._pieces, (0, None))
+        if table is None:
+            raise EOFError
+        return timed_rows(self._split.id, first, table, self._source.time_column)
+
+    def close(self) -> None:
+        self._text.close()
+
+    def _read(self, wanted: IntervalSet) -> Iterator[tuple[int, pa.Table]]:
+        """(number of the first row, rows) of what is wanted. Blocks without wanted rows are scanned only."""
+        if not wanted:
+            return
+        names, start = self._source.begin(self._text)
+        mark = self._mark_before(wanted.intervals[0][0]) or start
+        stop = wanted.intervals[-1][1]
+        row = mark.row
+        for block in self._source.blocks(self._text, len(names), mark):
+            row = block.first + block.rows
+            runs = (IntervalSet.of([(block.first, row)]) & wanted).intervals
+            if runs:
+                table = self._source.parse(self._text.path, names, block)
+                yield from ((low, table.slice(low - block.first, high - low)) for low, high in runs)
+            if row >= stop:
+                return
+        raise SourceChangedError(f"{self._split.id}: it has {row} rows, {self._split.num_rows} when it was first read")
+
+    def _mark_before(self, row: int) -> _Mark | None:
+        """The last mark that isn't behind a row."""
+        marks = [_Mark(*entry) for entry in self._split.fingerprint.get("marks", ())]
+        place = bisect.bisect_right(marks, row, key=lambda mark: mark.row)
+        return marks[place - 1] if place else None

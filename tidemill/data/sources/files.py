@@ -1,0 +1,177 @@
+"""What all file sources share: which files patterns name, what identifies them, how they are opened and how a change is told."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import fsspec
+import pyarrow as pa
+
+from tidemill.data.event_times import column_times
+from tidemill.data.split import RawBatch, Run, SplitId, largest
+from tidemill.errors import ConfigError, DataError, MissingExtraError, SourceChangedError, StorageError
+
+T = TypeVar("T")
+
+_PARALLEL = 8
+# What stores call the tag that changes whenever an object is written.
+_ETAGS = ("ETag", "etag")
+
+
+@dataclass(frozen=True, slots=True)
+class FoundFile:
+    """A file as its store describes it. `path`: absolute, or a URL without credentials; `etag`: if the store gives one."""
+
+    path: str
+    size: int
+    etag: str | None = None
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {"size": self.size} | ({"etag": self.etag} if self.etag else {})
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A file system, and what its paths begin with in the names that files have here: "" locally, "s3://", "hdfs://host:8020"."""
+
+    files: Any
+    prefix: str
+    is_local: bool = False
+
+    def identity(self, path: str) -> str:
+        """The name of a file of this place: the same however a pattern was worded."""
+        return os.path.abspath(path) if self.is_local else self.prefix + path
+
+    def found(self, info: dict[str, Any]) -> FoundFile:
+        """A file as the store's listing shows it."""
+        etag = next((str(info[key]).strip('"') for key in _ETAGS if info.get(key)), None)
+        return FoundFile(self.identity(info["name"]), int(info["size"]), etag)
+
+    def stat(self, path: str) -> FoundFile:
+        """A file by its name here. Raises SourceChangedError if it is gone."""
+        try:
+            return self.found(self.files.info(path.removeprefix(self.prefix)))
+        except FileNotFoundError:
+            raise _gone(path) from None
+
+    def open(self, path: str, *, mapped: bool = False) -> pa.NativeFile:
+        """A file by its name here; `mapped`: into memory, if it is local. Raises SourceChangedError if it is gone."""
+        try:
+            if self.is_local:
+                return pa.memory_map(path) if mapped else pa.OSFile(path)
+            return pa.PythonFile(self.files.open(path.removeprefix(self.prefix), "rb"), mode="r")
+        except FileNotFoundError:
+            raise _gone(path) from None
+
+
+def locate(url: str) -> tuple[Place, str]:
+    """The place of a path, a pattern or a URL, and its path there. Raises ConfigError, or MissingExtraError for a kind of store
+    whose package isn't installed."""
+    if "::" in url:
+        raise ConfigError(f"{url!r}: chained URLs aren't supported; name the store alone")
+    try:
+        files, path = fsspec.core.url_to_fs(url)
+    except ImportError as error:
+        raise MissingExtraError(f"{url!r}: {error}") from None
+    except ValueError as error:
+        raise ConfigError(f"{url!r}: {error}") from None
+    protocols = [files.protocol] if isinstance(files.protocol, str) else list(files.protocol)
+    if "file" in protocols:
+        return Place(files, "", is_local=True), path
+    if "://" in path:
+        return Place(files, ""), path
+    # Where the host is no part of the path (hdfs, sftp), it has to stay in the name; who logs in there doesn't.
+    host = urlsplit(url).netloc.rpartition("@")[2]
+    return Place(files, f"{protocols[0]}://{'' if path.lstrip('/').startswith(host) else host}"), path
+
+
+class FileSet:
+    """The files that a comma list of paths, globs and URLs names. `what`, `example`: what they should be ("Parquet file") and a
+    pattern of such, for errors."""
+
+    def __init__(self, patterns: str, what: str, example: str) -> None:
+        self._patterns = [pattern for pattern in (part.strip() for part in patterns.split(",")) if pattern]
+        self._what = what
+        self._example = example
+        self._places: list[tuple[Place, str]] | None = None
+
+    def find(self) -> list[FoundFile]:
+        """All files in the order of their names, each once, whatever order a store lists them in. Raises DataError naming a
+        pattern that matches none."""
+        found: dict[str, FoundFile] = {}
+        for (place, path), pattern in zip(self._located(), self._patterns, strict=True):
+            matches = self._matches(place, path, pattern)
+            found |= {file.path: file for file in matches}
+        if not found:
+            raise DataError(f"no {self._what} is named: the list of paths is empty")
+        return [found[path] for path in sorted(found)]
+
+    def place(self, path: str) -> Place:
+        """Where a file of this set lies, by its name."""
+        for place, _ in self._located():
+            if "://" not in path if place.is_local else path.startswith(place.prefix or "http"):
+                return place
+        return locate(path)[0]
+
+    def _located(self) -> list[tuple[Place, str]]:
+        if self._places is None:
+            self._places = [locate(pattern) for pattern in self._patterns]
+        return self._places
+
+    def _matches(self, place: Place, path: str, pattern: str) -> list[FoundFile]:
+        # Listings that the client remembers may be older than the newest files.
+        place.files.invalidate_cache()
+        with reading(pattern):
+            infos = place.files.glob(path, detail=True).values()
+            matches = [place.found(info) for info in infos if info["type"] != "directory" and not place.files.isdir(info["name"])]
+            if not matches:
+                hint = f"; it is a folder: write {pattern.rstrip('/')}/{self._example}" if place.files.isdir(path) else ""
+                raise DataError(f"no {self._what} matches {pattern!r}{hint}")
+        return matches
+
+
+@contextmanager
+def reading(path: str) -> Iterator[None]:
+    """Turns what a store's client raises about the connection into a StorageError that names the path."""
+    try:
+        yield
+    except (PermissionError, ConnectionError, TimeoutError) as error:
+        raise StorageError(f"{path}: {type(error).__name__}: {error}") from error
+
+
+def in_parallel(function: Callable[[FoundFile], T], found: Sequence[FoundFile]) -> list[T]:
+    """The function of each file, in order; the first error is raised."""
+    with ThreadPoolExecutor(_PARALLEL, "files") as pool:
+        return list(pool.map(function, found))
+
+
+def compare(split: SplitId, saved: dict[str, Any], found: dict[str, Any], keys: Collection[str]) -> None:
+    """Compare what was saved of a file with what it is, by the keys that both have.
+
+    Raises SourceChangedError with all differences.
+    """
+    both = [key for key in keys if key in saved and key in found]
+    differences = [f"{key} was {saved[key]}, is {found[key]}" for key in both if saved[key] != found[key]]
+    if differences:
+        raise SourceChangedError(
+            f"{split} changed since it was first read ({'; '.join(differences)}); restore it, or start a new run"
+        )
+
+
+def timed_rows(split: SplitId, first: int, table: pa.Table, time_column: str | None) -> RawBatch:
+    """Consecutive rows of a file from row number `first` on, with event times from a column of theirs."""
+    times = None
+    if time_column is not None:
+        times = column_times(table.column(time_column), where=f"{split.name}: column {time_column!r}")
+    run = Run(split, first, first + table.num_rows, table.num_rows, event_time=largest(times, 0, table.num_rows))
+    return RawBatch(table, (run,), times)
+
+
+def _gone(path: str) -> SourceChangedError:
+    return SourceChangedError(f"{path}: the file is gone; put it back to go on")
