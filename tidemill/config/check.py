@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from tidemill.config.base import Config
 from tidemill.config.data import SOURCE_KINDS, DataConfig, parse_columns
 from tidemill.config.kafka_uri import parse_kafka_uri
+from tidemill.config.odps_uri import parse_odps_paths
 from tidemill.config.pipeline import PipelineConfig
 from tidemill.config.tree import Finding, Node, Path, did_you_mean, locate, path_text
 
@@ -43,7 +44,9 @@ def _source(config: PipelineConfig) -> Found:
     elif data.dataset_type != "KafkaDataset":
         if data.kafka is not None:
             yield ("data_config", "kafka"), f"needs dataset_type KafkaDataset, got {data.dataset_type}"
-        if not config.train_input_path:
+        if data.dataset_type == "OdpsDataset":
+            yield from _maxcompute(config)
+        elif not config.train_input_path:
             yield ("train_input_path",), "empty; name the training data"
     elif data.kafka is None:
         try:
@@ -58,11 +61,24 @@ def _source(config: PipelineConfig) -> Found:
         yield ("data_config", "fg_mode"), "FG_BUCKETIZE comes later; supported now: FG_NONE, FG_DAG"
 
 
+def _maxcompute(config: PipelineConfig) -> Found:
+    tables = config.data_config.maxcompute.tables
+    if config.train_input_path and tables:
+        yield ("data_config", "maxcompute", "tables"), "give train_input_path or tables, not both"
+    for field in ("train_input_path", "eval_input_path"):
+        path = getattr(config, field)
+        try:
+            if path or (field == "train_input_path" and not tables):
+                parse_odps_paths(path)
+        except ValueError as error:
+            yield (field,), str(error)
+
+
 def _csv(data: DataConfig) -> Found:
     if not data.with_header and not data.input_fields and not data.input_fields_str:
         yield (
             ("data_config", "dataset_type"),
-            "CSV files without a header: list all their columns in input_fields, or set with_header",
+            "without a header, input_fields must list all columns of the files; or set with_header",
         )
     if len(data.delimiter) != 1 or not data.delimiter.isascii() or data.delimiter in '"\r\n':
         yield ("data_config", "delimiter"), f"must be one ASCII character, no quote or line end; got {data.delimiter!r}"

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, field_validator
 
 from tidemill.config.base import Config, Positive, Seconds, Share, Unsigned, later, not_yet, without_effect
+from tidemill.config.maxcompute import MaxComputeConfig
 from tidemill.config.sampler import (
     HardNegativeSampler,
     HardNegativeSamplerV2,
@@ -16,7 +17,12 @@ from tidemill.config.sampler import (
 )
 
 DatasetType = Literal["OdpsDataset", "ParquetDataset", "CsvDataset", "OdpsDatasetV1", "KafkaDataset"]
-SOURCE_KINDS: dict[str, str] = {"ParquetDataset": "parquet", "CsvDataset": "csv", "KafkaDataset": "kafka"}
+SOURCE_KINDS: dict[str, str] = {
+    "ParquetDataset": "parquet",
+    "CsvDataset": "csv",
+    "KafkaDataset": "kafka",
+    "OdpsDataset": "maxcompute",
+}
 """dataset_type -> kind of source; others come later."""
 
 FieldType = Literal[
@@ -140,7 +146,7 @@ class DataConfig(Config):
     batch_size: Positive = 1024
     """Rows in a batch of one rank."""
     dataset_type: DatasetType
-    """ParquetDataset, CsvDataset or KafkaDataset (others come later)."""
+    """ParquetDataset, CsvDataset, KafkaDataset or OdpsDataset (OdpsDatasetV1 comes later)."""
     fg_encoded: bool | None = None
     """Old switch; if given it overrides fg_mode (true: FG_NONE; false: FG_DAG if fg_threads > 0, else FG_NORMAL)."""
     fg_encoded_multival_sep: str = "\x03"
@@ -163,10 +169,10 @@ class DataConfig(Config):
     """Leave out the last, short batch."""
     fg_threads: Unsigned = without_effect("features are computed by one plan a batch", 1)
     """Threads of the feature computation."""
-    is_orderby_partition: bool = later(False)
-    """Read partitions in order (MaxCompute)."""
-    odps_data_quota_name: str = later("pay-as-you-go")
-    """Quota (MaxCompute)."""
+    is_orderby_partition: bool = False
+    """Read the partitions of a table one after the other, in the order in which they are written (MaxCompute)."""
+    odps_data_quota_name: str = "pay-as-you-go"
+    """The quota that reading and writing tables is charged to (MaxCompute)."""
     sample_mask_prob: Share = later(0.0)
     """Probability of leaving out a feature that's marked use_mask."""
     negative_sample_mask_prob: Share = later(0.0)
@@ -181,7 +187,7 @@ class DataConfig(Config):
     """Shuffle files and batches in training."""
     shuffle_buffer_size: Positive = later(32)
     """Batches in the shuffle buffer."""
-    odps_data_compression: Literal["LZ4_FRAME", "ZSTD", "UNCOMPRESSED"] = later("LZ4_FRAME")
+    odps_data_compression: Literal["LZ4_FRAME", "ZSTD", "UNCOMPRESSED"] = "LZ4_FRAME"
     """Compression on the wire (MaxCompute)."""
     sample_cost_field: str = later("")
     """Column with the cost of a row."""
@@ -193,6 +199,8 @@ class DataConfig(Config):
     """Keep the order of the readers."""
     kafka: KafkaConfig | None = None
     """The topic, if dataset_type is KafkaDataset and the input path isn't a `kafka://` address."""
+    maxcompute: MaxComputeConfig = MaxComputeConfig()
+    """How tables are read, if dataset_type is OdpsDataset; or a path is an `odps://` address."""
     event_time: EventTimeConfig = EventTimeConfig()
     """Where event times come from."""
     id_column: str = ""

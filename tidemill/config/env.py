@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from tidemill.errors import ConfigError
 
 SUCCESSOR_DIR = "ONLINE_LEARNING_SUCCESSOR_DIR"
 TOLERANCE_SECS = "ONLINE_LEARNING_HANDOVER_TOLERANCE_SECS"
 FARM_HASH = "USE_FARM_HASH_TO_BUCKETIZE"
+ODPS_REFRESH_INTERVAL = "ODPS_READ_SESSION_REFRESH_INTERVAL"
+ODPS_CONFIG_FILE = "ODPS_CONFIG_FILE_PATH"
+ODPS_ENDPOINT = "ODPS_ENDPOINT"
+ALIBABA_CLOUD = (
+    "ALIBABA_CLOUD_CREDENTIALS_URI",
+    "ALIBABA_CLOUD_SECURITY_TOKEN",
+    "ALIBABA_CLOUD_CREDENTIALS_FILE",
+    "ALIBABA_CLOUD_ECS_METADATA",
+)
+"""Each says that Alibaba Cloud's own chain of credentials is set up."""
 
 _FIELDS = {
     SUCCESSOR_DIR: "train_config.handover.successor_dir",
     TOLERANCE_SECS: "train_config.handover.tolerance_s",
     FARM_HASH: "data_config.hash.function",
+    ODPS_REFRESH_INTERVAL: "data_config.maxcompute.refresh_interval_s",
 }
 
 
@@ -81,3 +93,61 @@ def _integer(source: Mapping[str, str], variable: str, default: int) -> int:
     if not text.isdecimal():
         raise ConfigError(f"{variable}: expected an integer >= 0, got {text!r}")
     return int(text)
+
+
+@dataclass(frozen=True, slots=True)
+class OdpsCredentials:
+    """How to sign requests to MaxCompute. `uses_chain`: by Alibaba Cloud's own chain (RAM roles and the like), without keys here.
+
+    `found_in`: what to look at if they are refused. Keys are never shown.
+    """
+
+    endpoint: str
+    found_in: str
+    access_id: str = field(default="", repr=False)
+    access_key: str = field(default="", repr=False)
+    uses_chain: bool = False
+
+
+def odps_credentials(environ: Mapping[str, str] | None = None) -> OdpsCredentials:
+    """MaxCompute's credentials from the first place that has some, in tzrec's order; nothing is written anywhere.
+
+    1. the file that ODPS_CONFIG_FILE_PATH names; 2. Alibaba Cloud's own chain, if a variable of ALIBABA_CLOUD is set (the endpoint
+    is ODPS_ENDPOINT then); 3. ~/.odps_config.ini. Raises ConfigError naming the file or variable, never a value.
+    """
+    source = os.environ if environ is None else environ
+    named = source.get(ODPS_CONFIG_FILE, "").strip()
+    if named:
+        return _odps_file(Path(named), f"{ODPS_CONFIG_FILE} ({named})")
+    chain = next((variable for variable in ALIBABA_CLOUD if source.get(variable, "").strip()), None)
+    if chain:
+        endpoint = source.get(ODPS_ENDPOINT, "").strip()
+        if not endpoint:
+            raise ConfigError(f"{ODPS_ENDPOINT}: needed with {chain}: the address of the MaxCompute service")
+        return OdpsCredentials(endpoint, chain, uses_chain=True)
+    home = source.get("HOME", "").strip()
+    usual = Path(home) / ".odps_config.ini" if home else None
+    if usual is not None and usual.is_file():
+        return _odps_file(usual, str(usual))
+    raise ConfigError(
+        f"no MaxCompute credentials: set {ODPS_CONFIG_FILE} to a file with lines access_id=, access_key= and end_point=,"
+        f" or write such a file to ~/.odps_config.ini, or set one of {', '.join(ALIBABA_CLOUD)} and {ODPS_ENDPOINT}"
+    )
+
+
+def _odps_file(path: Path, found_in: str) -> OdpsCredentials:
+    try:
+        lines = path.read_text().splitlines()
+    except OSError as error:
+        raise ConfigError(f"{found_in}: can't be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{found_in}: isn't text") from None
+    values = {}
+    for line in lines:
+        name, equals, value = line.partition("=")
+        if equals and not line.lstrip().startswith(("#", ";")):
+            values[name.strip()] = value.strip()
+    missing = [name for name in ("access_id", "access_key", "end_point") if not values.get(name)]
+    if missing:
+        raise ConfigError(f"{found_in}: has no line {', '.join(f'{name}=...' for name in missing)}")
+    return OdpsCredentials(values["end_point"], found_in, values["access_id"], values["access_key"])
