@@ -22,6 +22,7 @@ from tidemill.data.loader import Loader, RowCounts
 from tidemill.distributed.runtime import start_runtime
 from tidemill.errors import ConfigError, StorageError
 from tidemill.jobs import pipeline
+from tidemill.jobs.discovery import discover
 from tidemill.jobs.display import ProgressLine
 from tidemill.jobs.duties import Saver, checkpoint_duty, cut_duty, evaluate_duty
 from tidemill.jobs.feed import DataFeed
@@ -219,7 +220,7 @@ def _open_feed(run: Run, learner: Learner, restored: Restored) -> DataFeed:
         learner.step.passes += 1
 
     feed = DataFeed(
-        pipeline.discover(source, run.agreement, writer.rank, saved=restored.splits if run.start.own else ()),
+        discover(source, run.agreement, writer.rank, saved=restored.splits if run.start.own else ()),
         open_loader,
         rank=writer.rank,
         world_size=writer.world_size,
