@@ -16,11 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemill.config.data import KafkaConfig
+from tidemill.contracts.progress import ROW_BITS
 from tidemill.data.assignment import plan
 from tidemill.data.intervals import IntervalSet
 from tidemill.data.loader import Loader
 from tidemill.data.progress import Progress, verify_splits
-from tidemill.data.sources.kafka import ROW_BITS, KafkaSource, message_runs
+from tidemill.data.sources.kafka import KafkaSource
+from tidemill.data.sources.kafka_runs import message_runs
 from tidemill.data.split import SplitId, positions
 from tidemill.errors import ConfigError, DataError, DeadlineError, SourceChangedError
 from tidemill.testing.broker import DevelopmentBroker
@@ -259,30 +261,36 @@ def test_expired_offsets_fail_or_go_on(broker, topic):
     assert second.progress.done[split_of(topic)].intervals == ((0, 10 * MESSAGE),)
 
 
-def test_retention_that_overtakes_a_reader_obeys_the_same_policy(broker, topic):
-    produce(broker, topic, [row(i) for i in range(10)])
-    for policy in ("fail", "earliest"):
-        made = source(broker, topic, on_data_loss=policy)
-        with closing(made), closing(made.open_all(plan(made.discover(), None, {}, 1, 0)[1])) as reader:
-            part = reader._partitions[0]
-            part.next = 4 * MESSAGE
-            delete_before(broker, topic, 7)
-            # What a reader meets that was at 4 when 4 to 6 expired.
-            reader._consumer.assign([TopicPartition(topic, 0, 4)])
-            if policy == "fail":
-                with pytest.raises(SourceChangedError, match=r"messages 4 to 6 \(3\) expired"):
-                    first_rows(reader)
-            else:
-                raw = first_rows(reader)
-                assert raw.table.column("event_id").to_pylist() == ["e7", "e8", "e9"]
-                assert (raw.runs[0].start, raw.runs[-1].stop) == (4 * MESSAGE, 10 * MESSAGE)
-                produce(broker, topic, [row(10)])
-                assert first_rows(reader).table.column("event_id").to_pylist() == ["e10"]
+ONE_BY_ONE = {"log_level": 0, "fetch.wait.max.ms": 10, "queued.min.messages": 1, "max.partition.fetch.bytes": 1}
 
 
-def first_rows(reader):
+@pytest.mark.parametrize("policy", ["fail", "earliest"])
+def test_retention_that_overtakes_a_reader_obeys_the_same_policy(broker, topic, policy):
+    """DCL 9.6 while running."""
+    for number in range(12):
+        produce(broker, topic, [row(number)])
+    made = source(broker, topic, on_data_loss=policy, client=ONE_BY_ONE)
+    with closing(made), closing(made.open_all(plan(made.discover(), None, {}, 1, 0)[1])) as reader:
+        raws = [first_rows(reader, 0.0)]
+        delete_before(broker, topic, 10)
+        if policy == "fail":
+            with pytest.raises(SourceChangedError, match=rf"{topic}:0: messages \d to 9 \(\d\) expired"):
+                while True:
+                    raws.append(first_rows(reader))
+        while policy == "earliest" and raws[-1].runs[-1].stop < 12 * MESSAGE:
+            raws.append(first_rows(reader))
+        ids = [int(key[1:]) for raw in raws if raw.num_rows for key in raw.table.column("event_id").to_pylist()]
+        before = [number for number in ids if number < 10]
+        assert before == list(range(len(before)))
+        assert len(before) < 10
+        assert ids == (before if policy == "fail" else [*before, 10, 11])
+        runs = [run for raw in raws for run in raw.runs]
+        assert [run.start for run in runs] == [0, *(run.stop for run in runs[:-1])]
+
+
+def first_rows(reader, timeout_s=0.1):
     deadline = time.monotonic() + DEADLINE_S
-    while (raw := reader.read(0.1)) is None:
+    while (raw := reader.read(timeout_s)) is None:
         assert time.monotonic() < deadline
     return raw
 

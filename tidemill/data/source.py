@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from tidemill.contracts.progress import SplitState
 from tidemill.data.assignment import Assigned
 from tidemill.data.intervals import IntervalSet
-from tidemill.data.split import RawBatch, Split
+from tidemill.data.split import RawBatch, Split, SplitId
 
 
 class SplitReader(ABC):
@@ -27,6 +28,14 @@ class SplitReader(ABC):
     @abstractmethod
     def close(self) -> None:
         """Give up what was opened. Idempotent."""
+
+    def found(self) -> list[Split]:
+        """Splits that were added to what is read since the last call; none of their rows has been given yet."""
+        return []
+
+    def is_caught_up(self, split: SplitId) -> bool:
+        """Whether silence of an unbounded split means that there is nothing to read, as far as the source knows. Any thread."""
+        return True
 
 
 class _OneAfterAnother(SplitReader):
@@ -119,17 +128,27 @@ class Source(ABC):
         Raises SourceChangedError naming split and difference if the split can't be what `done` was read from.
         """
 
-    def open_all(self, assigned: Sequence[Assigned]) -> SplitReader:
+    def open_all(self, assigned: Sequence[Assigned], mine: Callable[[SplitId], bool] | None = None) -> SplitReader:
         """One reader of everything that a rank reads.
 
         Bounded: one split after the other, in the order given. Unbounded: all at once, none of them starved; it ends when all
         of them have. A source that reads many splits through one connection overrides this.
+        `mine`: whether this rank reads a split that appears later, from its beginning; None: such splits wait for the next run.
+        Sources to which no split is added don't look.
         """
         return _OneAfterAnother(self, assigned) if self.bounded else _InTurn(self, assigned)
 
     @abstractmethod
     def verify(self, split: Split, fingerprint: dict[str, Any]) -> None:
         """Compare a split with the fingerprint that an earlier run saved. Raises SourceChangedError naming both."""
+
+    def resumed(self, splits: Sequence[Split], states: Mapping[SplitId, SplitState]) -> list[Split]:
+        """Splits as a run reads them that goes on from `states`: with what the earlier run had decided about them."""
+        return list(splits)
+
+    def commit(self, done: Mapping[SplitId, IntervalSet]) -> None:
+        """Show outside how far a committed checkpoint has come. Best effort, never waits; nothing reads it back."""
+        return
 
     def close(self) -> None:
         """Give up shared connections. Idempotent."""
