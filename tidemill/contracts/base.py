@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from tidemill.errors import CorruptError
 
 Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
+_SEAL = "sha256"
 
 
 class Document(BaseModel):
@@ -19,6 +20,7 @@ class Document(BaseModel):
 
     Canonical: keys sorted, UTF-8, two-space indent, final newline; equal documents have equal bytes. `parse` upgrades older
     versions through `upgrades` (version -> pure function to the next one). NaN and infinities are refused when written.
+    A `sealed` document carries the SHA-256 of the rest of its bytes, so that a flipped bit in it is noticed.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
@@ -26,6 +28,8 @@ class Document(BaseModel):
     schema_name: ClassVar[str]
     schema_version: ClassVar[int] = 1
     upgrades: ClassVar[dict[int, Upgrade]] = {}
+    sealed_from: ClassVar[int | None] = None
+    """The first version whose documents are sealed; None: they aren't."""
 
     @classmethod
     def schema_id(cls) -> str:
@@ -34,7 +38,7 @@ class Document(BaseModel):
     def to_bytes(self) -> bytes:
         """Canonical JSON."""
         body = {"schema": self.schema_id(), **self.model_dump(mode="json")}
-        return orjson.dumps(body, option=orjson.OPT_SORT_KEYS | orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+        return canonical(body if self.sealed_from is None else {**body, _SEAL: _seal(body)})
 
     def digest(self) -> str:
         """SHA-256 of the canonical bytes, in hex."""
@@ -50,6 +54,10 @@ class Document(BaseModel):
             raise CorruptError(f"{where}: holds {schema!r}, not a {cls.schema_id()!r}")
         if int(version) > cls.schema_version:
             raise CorruptError(f"{where}: {schema} was written by a newer tidemill; this one reads up to {cls.schema_id()}")
+        if cls.sealed_from is not None and int(version) >= cls.sealed_from:
+            seal = body.pop(_SEAL, None)
+            if seal != _seal({"schema": schema, **body}):
+                raise CorruptError(f"{where}: damaged: its content isn't what its {_SEAL} field says")
         for step in range(int(version), cls.schema_version):
             body = cls.upgrades[step](body)
         try:
@@ -65,6 +73,15 @@ class Part(BaseModel):
     """A nested object of a document."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+
+def canonical(body: dict[str, Any]) -> bytes:
+    """The bytes of a JSON object: keys sorted, two-space indent, final newline."""
+    return orjson.dumps(body, option=orjson.OPT_SORT_KEYS | orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+
+
+def _seal(body: dict[str, Any]) -> str:
+    return hashlib.sha256(canonical(body)).hexdigest()
 
 
 def parse_object(data: bytes, *, where: str) -> dict[str, Any]:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
+
+import orjson
 
 from tidemill.clock import EventTime, event_time
-from tidemill.contracts.base import Document, Part, parse_object
+from tidemill.contracts.base import Document, Part, canonical, parse_object
+from tidemill.contracts.positions import position_keys, splits_with_keys
 from tidemill.errors import CorruptError
 
 ROW_BITS = 20
 """A Kafka position is `offset << ROW_BITS | row within the message`; in files positions are row numbers."""
+FILE_ROW_BITS = 32
+"""A position in a streamed folder is `number of the file << FILE_ROW_BITS | row`."""
 
 
 class SplitState(Part):
@@ -37,6 +42,22 @@ class DataloaderState(Document):
     splits: list[SplitState]
     watermark: float | None
     """The quorum's event time."""
+
+    def to_bytes(self) -> bytes:
+        """Canonical JSON; `positions` shows what was read of MaxCompute's sessions by tzrec's text keys, if there are any."""
+        body = orjson.loads(super().to_bytes())
+        keys = position_keys(body["splits"])
+        return canonical({**body, "positions": keys}) if keys else canonical(body)
+
+    @classmethod
+    def parse(cls, data: bytes, *, where: str) -> Self:
+        body = parse_object(data, where=where)
+        keys = body.pop("positions", None)
+        state = super().parse(canonical(body), where=where)
+        if keys is None:
+            return state
+        splits = splits_with_keys(state.model_dump(mode="json")["splits"], keys, where=where)
+        return super().parse(canonical({**body, "splits": splits}), where=where)
 
 
 class ProgressReport(Document):
