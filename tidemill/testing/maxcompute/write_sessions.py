@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
+import shutil
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +30,8 @@ from tidemill.testing.maxcompute.files import write_whole
 from tidemill.testing.maxcompute.replies import ApiError, invalid_argument, new_id, no_such_object
 from tidemill.testing.maxcompute.requests import WriteSessionRequest
 from tidemill.testing.maxcompute.tables import Tables
+
+logger = logging.getLogger(__name__)
 
 WriteStatus = Literal["NORMAL", "COMMITTING", "COMMITTED", "CRITICAL", "EXPIRED"]
 MAX_BLOCKS = 20_000
@@ -148,26 +152,38 @@ class WriteSessions:
         due = session.settles_at is not None and self._clock.time() >= session.settles_at
         if session.status != "COMMITTING" or not due:
             return session
-        if session.succeeds:
-            self._publish(session)
-        session = session.model_copy(update={"status": "COMMITTED" if session.succeeds else "CRITICAL"})
+        status = self._ended(session)
+        session = session.model_copy(update={"status": status})
         self._keep(session)
+        shutil.rmtree(self._folder / session.id, ignore_errors=True)
         return session
+
+    def _ended(self, session: WriteSession) -> WriteStatus:
+        """Carry a commit out; CRITICAL if it was made to fail, or can't be done any more (the table was dropped, say)."""
+        if not session.succeeds:
+            return "CRITICAL"
+        try:
+            self._publish(session)
+        except ApiError as error:
+            logger.warning("the commit of write session %s failed: %s", session.id, error)
+            return "CRITICAL"
+        return "COMMITTED"
 
     def _publish(self, session: WriteSession) -> None:
         """Write the blocks' rows as files of their partitions, then show them all at once.
 
         A crash in between repeats this under the same file names, which `Tables.publish` doesn't add twice.
         """
-        ordered = sorted(session.messages, key=lambda message: int(message.split("-")[0]))
+        self._tables.document(session.table)
+        rows = [(message, pq.read_table(self._block_path(session, message), partitioning=None)) for message in session.messages]
+        rows.sort(key=lambda entry: int(entry[0].split("-")[0]))
+        parts = [(message, spec, part) for message, block in rows for spec, part in _by_partition(session, block)]
         files: dict[str, list[DataFile]] = {} if session.dynamic else {session.spec: []}
-        for message in ordered:
-            rows = pq.read_table(self._block_path(session, message), partitioning=None)
-            for spec, part in _by_partition(session, rows):
-                file = self._tables.write_file(session.table, spec, f"{session.id}-{message.split('-')[0]}", part)
-                files.setdefault(spec, []).append(file)
-        if len(files) > session.max_partitions:
-            raise invalid_argument(f"{len(files)} partitions, but DynamicPartitionLimit is {session.max_partitions}")
+        if len({spec for _, spec, _ in parts}) > session.max_partitions:
+            raise invalid_argument(f"rows of more partitions than DynamicPartitionLimit, which is {session.max_partitions}")
+        for message, spec, part in parts:
+            file = self._tables.write_file(session.table, spec, f"{session.id}-{message.split('-')[0]}", part)
+            files.setdefault(spec, []).append(file)
         self._tables.publish(session.table, files, session.overwrite)
 
     def _must_be_open(self, session: WriteSession) -> None:
