@@ -69,7 +69,8 @@ class RankReport:
     `weights`: the weight sum of each batch in hand, `NO_BATCH` where there is none; always as many as the config's steps_per_round.
     `writer_ready`, `checkpoint_ready`: whether this rank could begin a cut, or a checkpoint, without waiting.
     `settled_*`: rank 0's newest cut and checkpoint that is committed (ok) or failed; 0 = none yet.
-    `clock`, `handover` and `settled_*` are read from rank 0 only.
+    `clock`, `handover` and `settled_*` are read from rank 0 only. `ends_pass`: behind the batches in hand there is nothing left of
+    this rank's share of the pass.
     """
 
     event_time: float | None
@@ -84,6 +85,7 @@ class RankReport:
     settled_checkpoint: int = 0
     settled_checkpoint_ok: bool = False
     checkpoint_ready: bool = True
+    ends_pass: bool = False
 
     def to_array(self) -> np.ndarray:
         """The report as float64 of a size that depends on the number of weights only."""
@@ -99,6 +101,7 @@ class RankReport:
             self.settled_checkpoint,
             self.settled_checkpoint_ok,
             self.checkpoint_ready,
+            self.ends_pass,
         )
         return np.array([*head, *self.weights], dtype=np.float64)
 
@@ -118,7 +121,8 @@ class RankReport:
             settled_checkpoint=int(values[8]),
             settled_checkpoint_ok=bool(values[9]),
             checkpoint_ready=bool(values[10]),
-            weights=tuple(values[11:]),
+            ends_pass=bool(values[11]),
+            weights=tuple(values[12:]),
         )
 
 
@@ -141,6 +145,8 @@ class SyncPoint:
     settled_checkpoint: int
     settled_checkpoint_ok: bool
     checkpoints_ready: bool = True
+    ends_pass: bool = False
+    """This round trains the last batches of the pass."""
 
     @property
     def last_step(self) -> int:
@@ -200,6 +206,7 @@ def agree(
         settled_checkpoint=zero.settled_checkpoint,
         settled_checkpoint_ok=zero.settled_checkpoint_ok,
         checkpoints_ready=all(report.checkpoint_ready for report in reports),
+        ends_pass=bool(weights) and all(report.ends_pass for report in reports),
     )
 
 

@@ -63,7 +63,7 @@ model_config {
         (
             "ParquetDataset",
             "CsvDataset",
-            "<text>:10: data_config.dataset_type: CSV files without a header: list all their columns in input_fields, or set "
+            "<text>:10: data_config.dataset_type: without a header, input_fields must list all columns of the files; or set "
             "with_header",
         ),
         (
@@ -250,7 +250,7 @@ def test_warnings_name_fields_without_an_effect_unless_they_say_the_default(load
     text = text.replace('label_fields: "click"', 'label_fields: "click"\nnum_workers: 2')
     assert [str(warning) for warning in load(text).warnings] == [
         "<text>:8: train_config.use_tensorboard: accepted, has no effect yet",
-        "<text>:14: data_config.num_workers: accepted, has no effect: reading runs in threads; see train_config.runtime.threads",
+        "<text>:14: data_config.num_workers: accepted, has no effect: reading runs in threads; see reader_threads and transform_threads",
     ]
 
 

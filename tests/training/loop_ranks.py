@@ -70,6 +70,8 @@ class ScriptedFeed:
         self.claims: list[float | None] = []
         """What was reported for each round."""
         self.passes = 0
+        self.counted: list[int] = []
+        """How many rows were done at the end of each pass that the loop counted before anything followed."""
 
     def take(self, timeout_s: float) -> Delivery[Batch] | None:
         while self._script and isinstance(self._script[0], Do):
@@ -87,7 +89,8 @@ class ScriptedFeed:
         start, self._position = self._position, self._position + 1
         self.taken.append(start)
         at = math.nan if event.at is None else T0 + event.at
-        return Delivery(Provenance((Run(self._split, start, start + 1, 1, event_time=at),), 1), batch(event.weight))
+        is_last = bool(self._script) and isinstance(self._script[0], EndOfPass)
+        return Delivery(Provenance((Run(self._split, start, start + 1, 1, event_time=at),), 1), batch(event.weight), is_last)
 
     def trained(self, provenance: Provenance) -> None:
         self._watermark.advance(provenance)
@@ -101,6 +104,9 @@ class ScriptedFeed:
         value, abstains = self._watermark.report(pending, lambda split: self._idle)
         self.claims.append(value)
         return value, abstains
+
+    def end_pass(self) -> None:
+        self.counted.append(len(self.done))
 
     def next_pass(self) -> bool:
         self.passes += 1

@@ -119,6 +119,28 @@ def test_endless_passes_over_nothing_end():
     assert ranks[0].feed.passes == 1
 
 
+@pytest.mark.parametrize("rows", [[], [Rows(0.0)]])
+def test_a_run_that_never_trained_a_row_is_an_error_on_every_rank(rows):
+    """DCL 9.17: empty input gives a non-zero exit."""
+    ranks = run_loops([[*rows, END], [END]], Plan(LoopSettings(refuse_empty=True), checkpoint=list))
+    for rank in ranks:
+        assert isinstance(rank.error, DataError)
+        assert rank.error.exit_code != 0
+        assert rank.actions == []
+    again = Plan(LoopSettings(refuse_empty=True), checkpoint=list, state=LoopState(step=5), committed_step=5)
+    assert run_well([[END]], again)[0].outcome.reason is StopReason.EXHAUSTED, "a finished job that goes on isn't empty"
+
+
+@pytest.mark.parametrize("rounds", [1, 4])
+def test_a_pass_counts_before_anything_follows_its_last_step(rounds):
+    """DCL 9.17: a checkpoint at the last step of a pass says that the pass is complete."""
+    scripts = [[*[Rows()] * 3, END, Rows(), END], [Rows(), END, Rows(), END]]
+    ranks = run_well(scripts, Plan(LoopSettings(rounds), checkpoint=lambda: [EverySteps(1)]))
+    for rank, rows in zip(ranks, ([3, 4], [1, 2]), strict=True):
+        assert rank.feed.counted == rows
+        assert [point.last_step for point in rank.points if point.ends_pass] == [3, 4]
+
+
 def test_event_time_is_as_of_the_end_of_the_round():
     (rank,) = run_well([[Rows(at=1.0), Rows(at=5.0), Rows(at=3.0), END]], Plan())
     assert [point.watermark for point in rank.points][:3] == [T0 + 1.0, T0 + 5.0, T0 + 5.0]

@@ -23,7 +23,7 @@ def cross_check(config: PipelineConfig, root: Node) -> list[Finding]:
     findings = [Finding(locate(root, path), path_text(path), text) for rule in errors for path, text in rule(config)]
     warnings = [
         Finding(locate(root, path), path_text(path), text, "warning")
-        for rule in (_idle, _stream_limits)
+        for rule in (_idle, _idle_batching, _stream_limits)
         for path, text in rule(config)
     ]
     return findings + warnings
@@ -96,6 +96,8 @@ def _columns(config: PipelineConfig) -> Found:
         yield ("data_config", "input_fields", index, "input_name"), f"column {name!r} is listed twice"
     if not data.label_fields:
         yield ("data_config", "label_fields"), "empty; name the label column"
+    if data.batch_cost_size and not data.sample_cost_field:
+        yield ("data_config", "batch_cost_size"), "needs sample_cost_field, the column with the cost of a row"
 
 
 def _optimizers(config: PipelineConfig) -> Found:
@@ -203,6 +205,19 @@ def _idle(config: PipelineConfig) -> Found:
     for index, entry in enumerate(config.feature_configs):
         if used.isdisjoint(entry.members) and not getattr(entry.config, "stub_type", False):
             yield ("feature_configs", index, entry.kind), f"feature {entry.name!r} is in no feature group"
+
+
+def _idle_batching(config: PipelineConfig) -> Found:
+    data = config.data_config
+    if data.sample_cost_field and not data.batch_cost_size:
+        yield ("data_config", "sample_cost_field"), "has no effect without batch_cost_size"
+    if len(data.sample_weight_fields) > 1:
+        used = data.sample_weight_fields[0]
+        yield ("data_config", "sample_weight_fields"), f"a single-task model uses the first, {used!r}"
+    if data.dataset_type == "KafkaDataset":
+        for field in ("shuffle", "drop_remainder"):
+            if getattr(data, field):
+                yield ("data_config", field), "has no effect on a stream, which is read in its own order and has no end"
 
 
 def _stream_limits(config: PipelineConfig) -> Found:

@@ -8,6 +8,7 @@ from pydantic import Field, field_validator
 
 from tidemill.config.base import Config, Positive, Seconds, Share, Unsigned, later, not_yet, without_effect
 from tidemill.config.maxcompute import MaxComputeConfig
+from tidemill.config.messages import DeadLetterConfig, SchemaRegistryConfig
 from tidemill.config.sampler import (
     HardNegativeSampler,
     HardNegativeSamplerV2,
@@ -86,8 +87,16 @@ class KafkaConfig(Config):
     reached it."""
     end_offsets: dict[str, Unsigned] = Field(default_factory=dict)
     """Stop before these offsets: `topic:partition` -> offset, for every partition."""
-    message_format: Literal["json", "arrow"] = "json"
-    """`json`: an object, or an array of objects, a message; `arrow`: one Arrow IPC stream a message."""
+    message_format: Literal["json", "arrow", "avro", "protobuf"] = "json"
+    """`json`: an object, or an array of objects, a message; `arrow`: an Arrow IPC stream a message, or record batches without a
+    schema (then `schema_file` has it); `avro` and `protobuf`: one row a message."""
+    schema_file: str = ""
+    """The messages' schema, if no registry has it: `.avsc` for Avro, a compiled descriptor set for Protobuf, an Arrow file or
+    stream for record batches without a schema."""
+    message_type: str = ""
+    """Full name of the Protobuf message in `schema_file` that is a row; not needed if there is only one."""
+    schema_registry: SchemaRegistryConfig | None = None
+    """The registry that has the messages' schemas (JSON, Avro and Protobuf)."""
     max_wait_s: Seconds = 0.05
     """Longest wait for a full batch; a shorter one is trained then."""
     idle_timeout_s: Seconds = 10.0
@@ -95,7 +104,14 @@ class KafkaConfig(Config):
     discovery_interval_s: Seconds = 30.0
     """How often a running job looks for new partitions; each rank reads its own from their beginning."""
     max_poison: Unsigned = 100
-    """How many messages that can't be read are skipped before the run fails."""
+    """How many messages and rows that can't be used are skipped, among any `poison_window` in a row, before the run fails."""
+    poison_window: Positive = 1_000_000
+    """Over how many rows the skipped ones are counted, on each rank."""
+    on_schema_error: Literal["fail", "skip"] = "fail"
+    """What to do when a message's schema lacks a needed column, or has it with a type that doesn't fit: fail, or count the message
+    among the poisoned ones."""
+    dead_letter: DeadLetterConfig = DeadLetterConfig()
+    """Where messages and rows go that can't be used."""
     on_data_loss: Literal["fail", "earliest"] = "fail"
     """What to do when messages expired before they were read: fail, or go on with the earliest that is left."""
     connect_timeout_s: Seconds = 30.0
@@ -112,6 +128,25 @@ class KafkaConfig(Config):
         if not all(names):
             raise ValueError("a topic without a name")
         return names
+
+
+class FolderConfig(Config):
+    """How a folder is read as a stream: each file that appears in it, once, in the order of their names."""
+
+    pattern: str = "*.parquet"
+    """Names of the files, in the folder and those below it; Arrow files end in .arrow, .ipc or .feather."""
+    num_splits: Positive = 4
+    """How many parts the files are divided into, by their names. More ranks than this get no rows."""
+    poll_s: Seconds = 1.0
+    """How often to look for new files."""
+    max_wait_s: Seconds = 1.0
+    """Longest wait for a full batch; a shorter one is trained then."""
+    idle_timeout_s: Seconds = 10.0
+    """A part without rows for so long is idle, and doesn't hold back the watermark."""
+    incomplete_timeout_s: Seconds = 60.0
+    """How long a file may be there that can't be read yet."""
+    outage_timeout_s: Seconds = 300.0
+    """How long a running job waits for a store that can't be reached."""
 
 
 class EventTimeConfig(Config):
@@ -153,7 +188,7 @@ class DataConfig(Config):
     """Separator of several values in a string column that's encoded already (FG_NONE)."""
     label_fields: tuple[str, ...] = ()
     """Columns with labels; the first is the label of a single-task model."""
-    num_workers: Unsigned = without_effect("reading runs in threads; see train_config.runtime.threads", 8)
+    num_workers: Unsigned = without_effect("reading runs in threads; see reader_threads and transform_threads", 8)
     """Processes that read."""
     pin_memory: bool = later(True)
     """Use pinned memory for copies to the device."""
@@ -165,8 +200,8 @@ class DataConfig(Config):
     """The first line of each CSV file names its columns; if not, input_fields name all of them."""
     eval_batch_size: Positive | None = None
     """Rows in a batch of the evaluation; batch_size if not given."""
-    drop_remainder: bool = later(False)
-    """Leave out the last, short batch."""
+    drop_remainder: bool = False
+    """Leave out the rows at the end of a rank's share that don't fill a batch, in each pass of training."""
     fg_threads: Unsigned = without_effect("features are computed by one plan a batch", 1)
     """Threads of the feature computation."""
     is_orderby_partition: bool = False
@@ -179,24 +214,32 @@ class DataConfig(Config):
     """The same for sampled negatives."""
     force_base_data_group: bool = later(False)
     """Put features of sampled negatives with the others."""
-    sample_weight_fields: tuple[str, ...] = later(())
-    """Columns that can serve as weights of rows."""
+    sample_weight_fields: tuple[str, ...] = ()
+    """Columns that can serve as weights of rows, in the loss and in metrics; a single-task model uses the first. Numbers, not
+    negative."""
     fg_mode: FgMode = "FG_NONE"
     """FG_NONE: columns are features already. FG_DAG: features are computed from the columns (FG_NORMAL means the same)."""
-    shuffle: bool = later(False)
-    """Shuffle files and batches in training."""
-    shuffle_buffer_size: Positive = later(32)
-    """Batches in the shuffle buffer."""
+    shuffle: bool = False
+    """Shuffle files, and rows within blocks, in training; in another order each pass. The seed is train_config.runtime.seed. A
+    stream is read in its own order."""
+    shuffle_buffer_size: Positive = 32
+    """Batches of a block whose rows are shuffled."""
     odps_data_compression: Literal["LZ4_FRAME", "ZSTD", "UNCOMPRESSED"] = "LZ4_FRAME"
     """Compression on the wire (MaxCompute)."""
-    sample_cost_field: str = later("")
-    """Column with the cost of a row."""
-    batch_cost_size: Unsigned | None = later()
-    """Most cost in a batch, instead of a number of rows."""
+    sample_cost_field: str = ""
+    """Column with the cost of a row, a number."""
+    batch_cost_size: Unsigned | None = None
+    """Most cost in a training batch, of batch_size rows at most; a row that alone costs more is a batch of its own. 0: no
+    limit."""
     input_fields_str: str = ""
     """input_fields in short: `name:TYPE;name:TYPE`."""
-    in_order: bool = without_effect("batches always keep their order", True)
-    """Keep the order of the readers."""
+    in_order: bool = True
+    """Train batches in the order of the rows. If not, whichever is ready first comes first: each row still once, but no run
+    repeats another."""
+    reader_threads: Positive = 1
+    """Threads of a rank that read files or tables, each a stretch of the rank's rows of its own. A stream is read by one."""
+    transform_threads: Positive = 1
+    """Threads of a rank that compute features."""
     kafka: KafkaConfig | None = None
     """The topic, if dataset_type is KafkaDataset and the input path isn't a `kafka://` address."""
     maxcompute: MaxComputeConfig = MaxComputeConfig()

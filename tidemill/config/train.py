@@ -147,7 +147,7 @@ class RuntimeConfig(Config):
     timeout_s: float = Field(default=60.0, gt=0, allow_inf_nan=False)
     """How long a collective may take before the other ranks count as lost."""
     seed: Unsigned = 0
-    """Seed of everything random: initial weights, dropout, sampling."""
+    """Seed of everything random: initial weights, dropout, sampling, shuffling."""
     sharding: Literal["row_wise", "table_wise"] = "row_wise"
     """How embedding tables are spread over the ranks."""
 
@@ -177,6 +177,12 @@ class TrainConfig(Config):
     """Write TensorBoard events."""
     save_checkpoints_epochs: Positive | None = None
     """Passes from one checkpoint to the next; wins over save_checkpoints_steps."""
+    save_checkpoints_secs: Seconds | None = None
+    """Seconds from one checkpoint to the next, besides the other triggers."""
+    incremental_checkpoints: bool | None = None
+    """Write only the rows that have changed since the checkpoint before, as a chain on top of full shards. None: for streams."""
+    fold_checkpoints_after: Positive = 10
+    """Incremental checkpoints after which their chain is folded, in the background, into new full shards."""
     tensorboard_summaries: tuple[
         Literal["loss", "learning_rate", "parameter", "global_gradient_norm", "gradient_norm", "gradient"], ...
     ] = later(())

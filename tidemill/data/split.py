@@ -124,6 +124,12 @@ class Provenance:
         for rows in self.scattered:
             yield rows.split, len(rows.positions), rows.event_time
 
+    def places(self) -> str:
+        """Where the batch's rows lie, in short, for a message."""
+        places = [f"{run.split} [{run.start}, {run.stop})" for run in self.runs]
+        places += [f"{r.split}, {len(r.positions)} rows of [{r.positions.min()}, {r.positions.max()}]" for r in self.scattered]
+        return ", ".join(places[:3])
+
     def locate(self, row: int) -> tuple[SplitId, int]:
         """Split and position of one row of the batch. Raises IndexError if it has no such row."""
         before = 0

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from tidemill.contracts.progress import SplitState
 from tidemill.data.assignment import Assigned, AssignmentBase, plan
-from tidemill.data.loader import Loader
+from tidemill.data.loader import Loader, RowCounts
 from tidemill.data.progress import Progress
-from tidemill.data.split import Delivery, Provenance, Split
+from tidemill.data.split import Delivery, Provenance, Split, SplitId
 from tidemill.data.watermark import Watermark
 
 if TYPE_CHECKING:
@@ -31,15 +31,20 @@ class DataFeed:
         watermark: float | None = None,
         num_passes: int | None = 1,
         on_pass: Callable[[], None] = lambda: None,
+        order: Callable[[Sequence[Split], int], Sequence[Split]] = lambda splits, number: splits,
         patience_s: float = 15.0,
     ) -> None:
-        """`progress`: of all ranks, as restored. `num_passes` None: as many as it takes. `on_pass`: called after each.
+        """`progress`: of all ranks, as restored. `num_passes` None: as many as it takes. `on_pass`: called after each. `order`:
+        (splits, passes before this one) -> the splits in the order in which this pass deals them out.
 
         `patience_s`: how long each batch of a bounded source is waited for. Which ranks' batches meet in a step would otherwise
         depend on which reader was faster, and a resumed run would not repeat an uninterrupted one. All of a round together must
         stay well below the collectives' timeout.
         """
         self._splits = list(splits)
+        self._order = order
+        self._counted = False
+        self._earlier_counts = RowCounts()
         self._open_loader = open_loader
         self._rank = rank
         self._world_size = world_size
@@ -63,8 +68,27 @@ class DataFeed:
         return self._num_passes is not None and self.progress.passes >= self._num_passes
 
     @property
-    def loader(self) -> Loader[Batch]:
-        return self._loader
+    def counts(self) -> RowCounts:
+        """Rows read by this rank so far, in all passes."""
+        return self._earlier_counts + self._loader.counts
+
+    @property
+    def batches_in_hand(self) -> int:
+        """How many batches are ready to be trained; 0 time after time: the trainer waits for data."""
+        return self._loader.in_hand
+
+    @property
+    def partition_times(self) -> dict[SplitId, float | None]:
+        """The largest event time trained of each of this rank's partitions, which rows should no longer lie below; none of a
+        bounded source, whose files are many and end."""
+        if self._bounded:
+            return {}
+        return {split: self.progress.max_event_time.get(split) for split in self._partitions}
+
+    @property
+    def idle_partitions(self) -> list[SplitId]:
+        """This rank's partitions that have been silent for so long that they don't hold back the watermark."""
+        return [split for split in self._partitions if self._loader.idle(split)]
 
     def take(self, timeout_s: float) -> Delivery[Batch] | None:
         if self.is_complete:
@@ -100,14 +124,20 @@ class DataFeed:
         known = [time for time in times if time is not None]
         return min(known) if known and len(known) == len(times) else None
 
+    def end_pass(self) -> None:
+        """Called on all ranks once they have trained the last batches of the pass: what is saved from here on counts it."""
+        if self._bounded and not self._counted and not self.is_complete:
+            self._counted = True
+            self.progress.complete_pass()
+            self._base = AssignmentBase(self._world_size, (), {})
+            self._on_pass()
+
     def next_pass(self) -> bool:
         """Called on all ranks when everything was read; all of them get the same answer."""
+        self.end_pass()
         if not self._bounded or self.is_complete:
             return False
-        self.progress.complete_pass()
-        self._on_pass()
-        if self.is_complete:
-            return False
+        self._earlier_counts = self.counts
         self._loader.close()
         self._open(None)
         return True
@@ -120,8 +150,10 @@ class DataFeed:
         self._loader.close()
 
     def _open(self, base: AssignmentBase | None) -> None:
-        self._base, assigned = plan(self._splits, base, self.progress.done, self._world_size, self._rank)
-        self._partitions = [part.split.id for part in assigned]
+        splits = self._order(self._splits, self.progress.passes)
+        self._counted = False
+        self._base, assigned = plan(splits, base, self.progress.done, self._world_size, self._rank)
+        self._partitions = [part.split.id for part in assigned if not part.is_finished]
         left = [part.remaining.count() for part in assigned if part.remaining is not None]
         self._rows_left = sum(left) if self._bounded else None
         self._watermark = Watermark(

@@ -24,6 +24,7 @@ from tidemill.distributed.runtime import Runtime
 from tidemill.errors import ConfigError, DataError
 from tidemill.features.batch import Batch
 from tidemill.features.feature_set import FeatureSet
+from tidemill.jobs.batching import batch_rule
 from tidemill.jobs.discovery import discover
 from tidemill.logs import log
 from tidemill.models.metrics import build_metrics, grouping_keys
@@ -53,6 +54,7 @@ def feature_set(config: PipelineConfig) -> FeatureSet:
     return FeatureSet.compile(
         [(entry.kind, entry.config) for entry in config.feature_configs],
         labels=data.label_fields,
+        sample_weight=data.sample_weight_fields[0] if data.sample_weight_fields else None,
         extras=[column for column in (data.id_column, *data.log_columns) if column],
         fg_mode=data.mode,
         multival_separator=data.fg_encoded_multival_sep,
@@ -93,8 +95,9 @@ class Wanted:
 
     @property
     def columns(self) -> list[str]:
-        """The columns that the features read."""
-        return [column.name for column in self.features.input_columns]
+        """The columns that the features read, and the cost of a row."""
+        cost = batch_rule(self.config).cost_column
+        return list(dict.fromkeys([*(column.name for column in self.features.input_columns), *([cost] if cost else [])]))
 
     @property
     def event_time_column(self) -> str | None:
@@ -147,13 +150,13 @@ _SOURCES: dict[str, Callable[[Wanted], Source]] = {
 def column_types(config: PipelineConfig, features: FeatureSet) -> dict[str, pa.DataType]:
     """Name and type of every column that is read: as declared in data_config, else what suits the feature that uses it."""
     declared = config.data_config.columns
-    types = {}
+    types: dict[str, pa.DataType] = {}
     for column in features.input_columns:
         field_type = declared.get(column.name)
         types[column.name] = _arrow_type(field_type) if field_type else _some_type(column.accepts)
-    event_time = config.data_config.event_time.column
-    if event_time:
-        types.setdefault(event_time, pa.float64())
+    for name in filter(None, (config.data_config.event_time.column, batch_rule(config).cost_column)):
+        field_type = declared.get(name)
+        types.setdefault(name, _arrow_type(field_type) if field_type else pa.float64())
     return types
 
 

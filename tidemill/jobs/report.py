@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from tidemill import logs
 from tidemill.cadence import EverySeconds, EverySteps, SyncPoint, Trigger
 from tidemill.checkpoint.manager import CheckpointManager
 from tidemill.data.loader import RowCounts
+from tidemill.data.split import SplitId
+from tidemill.jobs.feed import DataFeed
 from tidemill.jobs.learner import Learner
 from tidemill.jobs.place import place_of
 from tidemill.jobs.run import Run
@@ -39,6 +42,7 @@ class Figures:
     interval: IntervalStats
     examples: Callable[[], int]
     rows: Callable[[], RowCounts]
+    feed: DataFeed
 
 
 class Reporter:
@@ -52,9 +56,11 @@ class Reporter:
         self._handover = handover
         self._log_steps = log_steps
         self._logged_step = first_step
+        self._idle: list[SplitId] = []
 
     def report(self, point: SyncPoint) -> int:
         """After a round; a line in the log every `log_steps`."""
+        self._tell_idle()
         if self._handover is not None:
             self._handover.report(self._point(point.last_step, point.watermark))
         self.record(point.last_step, point.watermark)
@@ -86,7 +92,7 @@ class Reporter:
             watermark=watermark,
             checkpoint=saved[0] if saved else None,
             sequence=newest.sequence if newest else None,
-            details=self._left_out(),
+            details=self._data(),
         )
 
     def _log(self, point: SyncPoint) -> None:
@@ -101,13 +107,33 @@ class Reporter:
             examples_per_s=interval.examples_per_s,
             dense_rate=dense_rate,
             sparse_rate=sparse_rate,
-            **self._left_out(),
+            batches_in_hand=self._figures.feed.batches_in_hand,
+            **self._data(),
         )
 
-    def _left_out(self) -> dict[str, int]:
-        """Rows of this rank that the boundary has dropped, and event times that nobody believed."""
-        counts = self._figures.rows()
-        return {"rows_before_boundary": counts.dropped, "event_times_refused": counts.refused_times}
+    def _data(self) -> dict[str, Any]:
+        """How this rank's data stand: what the boundary has dropped, what came late, event times that nobody believed, how far
+        each partition is, and which are idle."""
+        counts, feed = self._figures.rows(), self._figures.feed
+        return {
+            "rows_before_boundary": counts.dropped,
+            "rows_late": counts.late,
+            "rows_oversized": counts.oversized,
+            "rows_remainder": counts.remainder,
+            "event_times_refused": counts.refused_times,
+            "event_times": {split.name: time for split, time in feed.partition_times.items() if time is not None},
+            "idle_partitions": [split.name for split in feed.idle_partitions],
+        }
+
+    def _tell_idle(self) -> None:
+        """An event whenever another set of partitions is idle."""
+        feed = self._figures.feed
+        idle = feed.idle_partitions
+        if idle != self._idle:
+            names = [split.name for split in idle]
+            self._idle = idle
+            log.info("idle partitions, which don't hold back the watermark: %s", ", ".join(names) or "none")
+            logs.event("partitions.idle", partitions=names, of=len(feed.partition_times))
 
 
 def report_duty(run: Run, reporter: Reporter, first_step: int) -> Duty:

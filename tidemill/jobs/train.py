@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -19,9 +19,11 @@ from tidemill.clock import EventTime
 from tidemill.config.dump import dump
 from tidemill.contracts import layout
 from tidemill.data.loader import Loader, RowCounts
+from tidemill.data.split import Split
 from tidemill.distributed.runtime import start_runtime
 from tidemill.errors import ConfigError, StorageError
 from tidemill.jobs import pipeline
+from tidemill.jobs.batching import batch_rule, read_plan, shuffle_of
 from tidemill.jobs.discovery import discover
 from tidemill.jobs.display import ProgressLine
 from tidemill.jobs.duties import Saver, checkpoint_duty, cut_duty, evaluate_duty
@@ -37,11 +39,13 @@ from tidemill.lineage.reporter import HandoverThread
 from tidemill.models.metrics import build_metrics, grouping_keys
 from tidemill.training.interval import IntervalStats
 from tidemill.training.loop import Duties, LoopSettings, LoopState, Observer, Outcome, TrainingLoop
-from tidemill.training.observers import ScoreLog, StepLog
+from tidemill.training.observers import LateRows, ScoreLog, StepLog
 from tidemill.training.progressive import ProgressiveMetrics
 
 CLOSE_DEADLINE_S = 60.0
 """How long an ending waits for what is being written; the loop has waited for all that matters before."""
+_READ_AHEAD = 4
+"""Batches that are ready, or being made, while one is trained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +128,9 @@ class _Job:
         )
         run.resources.callback(self.manager.abort)
         interval = IntervalStats(self.learner.step)
+        self.late = LateRows(lambda: self.loop.published_watermark)
         publisher = self.publication.publisher if self.publication else None
-        figures = Figures(self.learner, self.manager, publisher, self.progressive, interval, self.examples, self._rows)
+        figures = Figures(self.learner, self.manager, publisher, self.progressive, interval, self.examples, self._rows, self.feed)
         self.reporter = Reporter(figures, recorder, self.handover, config.log_step_count_steps, restored.step)
         self.loop = TrainingLoop(
             agreement=run.agreement,
@@ -136,9 +141,11 @@ class _Job:
                 steps_per_round=config.steps_per_round,
                 num_steps=config.num_steps,
                 quorum=config.save_checkpoints_timestamp_quorum,
+                refuse_empty=True,
             ),
             observers=[
                 interval,
+                self.late,
                 *([self.progressive] if run.is_stream else []),
                 *_open_logs(run, self.learner.label),
                 *_open_display(run, self.learner, self.feed),
@@ -156,7 +163,7 @@ class _Job:
         return round(self.loop.examples)
 
     def _rows(self) -> RowCounts:
-        return self.feed.loader.counts
+        return replace(self.feed.counts, late=self.late.count)
 
     def close(self, outcome: Outcome) -> str | None:
         """Leave things tidy; for a hand-over, retire the lineage. Returns the successor's name."""
@@ -199,7 +206,7 @@ class _Job:
 
 
 def _open_feed(run: Run, learner: Learner, restored: Restored) -> DataFeed:
-    config, writer = run.config, run.start.writer
+    config, data, writer = run.config, run.config.data_config, run.start.writer
     source = pipeline.make_source(config, learner.features, path=config.train_input_path, boundary=run.boundary)
     run.resources.callback(source.close)
 
@@ -208,13 +215,21 @@ def _open_feed(run: Run, learner: Learner, restored: Restored) -> DataFeed:
         return Loader(
             source,
             assigned,
-            batch_size=config.data_config.batch_size,
+            batch_size=data.batch_size,
             transform=pipeline.labelled(learner.features, learner.label),
             max_wait_s=kafka.max_wait_s if kafka else 0.0,
             idle_timeout_s=kafka.idle_timeout_s if kafka else 0.0,
             drop_before=run.boundary if run.is_stream else None,
             max_future_s=pipeline.latest_event_time(config),
+            depth=max(_READ_AHEAD, 2 * data.transform_threads),
+            threads=data.transform_threads,
+            rule=batch_rule(config),
+            reading=read_plan(config, restored.progress.passes),
         )
+
+    def order(splits: Sequence[Split], passes: int) -> Sequence[Split]:
+        shuffle = shuffle_of(config, passes)
+        return shuffle.splits(splits) if shuffle else splits
 
     def count_pass() -> None:
         learner.step.passes += 1
@@ -229,6 +244,7 @@ def _open_feed(run: Run, learner: Learner, restored: Restored) -> DataFeed:
         watermark=restored.watermark,
         num_passes=None if config.train_config.num_steps else config.train_config.num_epochs,
         on_pass=count_pass,
+        order=order,
         patience_s=config.train_config.runtime.timeout_s / 4 / config.train_config.steps_per_round,
     )
     run.resources.callback(feed.close)

@@ -65,8 +65,12 @@ class Feed(Protocol):
         """This rank's event time as it will be once `pending` is trained, and whether the rank abstains."""
         ...
 
+    def end_pass(self) -> None:
+        """All ranks have trained everything; what is saved now counts the pass."""
+        ...
+
     def next_pass(self) -> bool:
-        """Start the next pass; False if that was the last."""
+        """Start the next pass, counting the one before unless `end_pass` has; False if that was the last."""
         ...
 
 
@@ -136,13 +140,15 @@ class Duty:
 class LoopSettings:
     """What bounds the loop. `num_steps` counts from the lineage's first step.
 
-    `finish_timeout_s`: for each action of an ending; tries of one action included.
+    `finish_timeout_s`: for each action of an ending; tries of one action included. `refuse_empty`: a run that ends without a row
+    ever trained is an error.
     """
 
     steps_per_round: int = 1
     num_steps: int | None = None
     quorum: float = 1.0
     finish_timeout_s: float = 600.0
+    refuse_empty: bool = False
 
 
 @dataclass(slots=True)
@@ -227,6 +233,8 @@ class TrainingLoop:
         self.examples = start.examples
         """The sum of the weights of all rows trained so far, on all ranks; the number of rows if none has another weight than 1."""
         self._watermark = start.watermark
+        self.published_watermark = start.watermark
+        """The watermark that was agreed on before the round under way."""
         self._number = 0
         self._room = 0
         """How many steps the round that was last reported may have."""
@@ -264,6 +272,9 @@ class TrainingLoop:
             # The next gather travels while this round trains. Wait for data only if there is nothing else to do.
             pending = self._report_next(point.last_step, current, 0.0 if point.weights else DATA_WAIT_S)
             self._train(point, current)
+            if point.ends_pass:
+                with self._telling_all_ranks():
+                    self._feed.end_pass()
             self._follow(point)
 
     def _decide(self, reports: list[RankReport]) -> SyncPoint:
@@ -280,7 +291,7 @@ class TrainingLoop:
             failed = [rank for rank, report in enumerate(reports) if report.stop is StopReason.FAILED]
             raise self._error or PeerLostError(f"rank {failed[0]} failed at step {point.first_step}; its own log says why")
         self._number += 1
-        self._watermark = point.watermark
+        self.published_watermark, self._watermark = self._watermark, point.watermark
         return point
 
     def _report_next(self, step: int, current: Sequence[Delivery[Batch]], timeout_s: float) -> Pending:
@@ -317,6 +328,7 @@ class TrainingLoop:
                     break
                 _require_weight(delivery)
                 taken.append(delivery)
+                self._exhausted = delivery.is_last
         return taken
 
     def _report(self, current: Sequence[Delivery[Batch]]) -> RankReport:
@@ -339,6 +351,7 @@ class TrainingLoop:
             settled_checkpoint=settled_checkpoint,
             settled_checkpoint_ok=checkpoint_ok,
             checkpoint_ready=checkpoint is None or checkpoint.ready(),
+            ends_pass=self._exhausted,
         )
 
     def _own_reason(self) -> StopReason:
@@ -422,6 +435,8 @@ class TrainingLoop:
             return
         if reason is StopReason.EXHAUSTED and self._begin_pass():
             return
+        if reason is StopReason.EXHAUSTED and point.last_step == 0 and self._settings.refuse_empty:
+            raise DataError("the input holds no row to train on; see what train_input_path names, and the rows' weights")
         ending, duties = ENDINGS[reason], self._duties
         wanted = ((ending.evaluate, duties.evaluate), (ending.checkpoint, duties.checkpoint), (ending.release, duties.cut))
         self._finish = _Finish(
@@ -476,5 +491,5 @@ def _require_weight(delivery: Delivery[Batch]) -> None:
     """Raises DataError for a batch that no step can be made of."""
     weight = _weight(delivery)
     if not 0 <= weight < math.inf:
-        where = ", ".join(map(str, sorted({split for split, _, _ in delivery.provenance.parts()})[:3]))
+        where = delivery.provenance.places()
         raise DataError(f"the sample weights of a batch sum to {weight} ({where}); weights must be finite and not negative")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,23 @@ from tidemill.data.split import Delivery, Provenance
 
 if TYPE_CHECKING:
     from tidemill.features.batch import Batch
+
+
+class LateRows:
+    """Counts this rank's rows that came too late: their event time lay below the watermark that all ranks had agreed on before."""
+
+    def __init__(self, published: Callable[[], float | None]) -> None:
+        self._published = published
+        self.count = 0
+
+    def entering(self, step: int, provenance: Provenance) -> None:
+        watermark = self._published()
+        if watermark is not None and provenance.event_time is not None:
+            # A row without an event time is NaN, which is below nothing.
+            self.count += int(np.count_nonzero(provenance.event_time < watermark))
+
+    def trained(self, step: int, delivery: Delivery[Batch], outputs: dict[str, np.ndarray]) -> None:
+        return
 
 
 class StepLog:
