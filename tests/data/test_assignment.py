@@ -87,6 +87,27 @@ def test_partitions_belong_to_one_rank_each_and_stay(world_size):
     assert all(after[name] == rank for name, rank in before.items())
 
 
+topics = st.dictionaries(st.text("abcdef.-", min_size=1, max_size=8), st.integers(1, 9), min_size=1, max_size=4)
+
+
+@given(topics, topics, st.integers(1, 5))
+def test_added_partitions_and_topics_move_no_other(before, more, world_size):
+    """Also topics that sort before those that are there; and each topic is spread evenly."""
+    after = {name: before.get(name, 0) + more.get(name, 0) for name in {**before, **more}}
+
+    def owners(topics):
+        splits = [Split(SplitId("kafka", f"{name}:{i}"), None) for name, count in topics.items() for i in range(count)]
+        dealt = [(a.split.id, rank) for rank in range(world_size) for a in assign(splits, {}, world_size, rank)]
+        assert sorted(split for split, _ in dealt) == sorted(split.id for split in splits)
+        return dict(dealt)
+
+    old, new = owners(before), owners(after)
+    assert {split: new[split] for split in old} == old
+    for name, count in after.items():
+        loads = [sum(new[SplitId("kafka", f"{name}:{i}")] == rank for i in range(count)) for rank in range(world_size)]
+        assert max(loads) - min(loads) <= 1
+
+
 def test_partition_carries_what_is_done():
     split = partitions(1)[0]
     _, [assigned] = plan([split], None, {split.id: IntervalSet.of([(0, 5)])}, 1, 0)

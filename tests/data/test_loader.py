@@ -3,6 +3,7 @@
 import itertools
 import json
 import threading
+import time
 from contextlib import closing, contextmanager
 
 import pytest
@@ -279,6 +280,32 @@ def test_waiting_for_the_trainer_doesnt_make_a_partition_idle():
         # The reader holds one batch more than the queue takes, so its time stands still.
         clock.advance(1000)
         assert not loader.idle(a)
+
+
+def test_rows_dropped_in_a_silent_stream_are_covered_without_a_batch():
+    """What lies before the boundary isn't read again by every run that resumes, though no later row is ever trained."""
+    times = [float(number) for number in range(10)]
+    source = ScriptedSource({"a": [rows(0, 10, event_time=times)], "b": []}, bounded=False)
+    with loading(source, drop_before=100.0) as loader:
+        progress = Progress()
+        deadline = time.monotonic() + FOREVER
+        while not progress.done:
+            assert loader.take(0.01) is None
+            assert time.monotonic() < deadline
+            progress.advance(loader.take_covered())
+        assert progress.done[SplitId("scripted", "a")].intervals == ((0, 10),)
+        assert loader.take_covered().runs == ()
+        assert loader.counts.dropped == 10
+
+
+def test_dropped_rows_at_the_end_of_a_stream_that_ends_are_covered():
+    source = ScriptedSource({"a": [rows(0, 4, event_time=[100.0] * 4), rows(4, 6, event_time=[0.0, 0.0]), Eof()]}, bounded=False)
+    with loading(source, drop_before=50.0) as loader:
+        progress = Progress()
+        for delivery in drain(loader):
+            progress.advance(delivery.provenance)
+        progress.advance(loader.take_covered())
+        assert progress.done[SplitId("scripted", "a")].intervals == ((0, 6),)
 
 
 def test_bounded_split_is_never_idle():

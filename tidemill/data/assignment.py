@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -66,11 +67,11 @@ def assign(splits: Sequence[Split], done: Done, world_size: int, rank: int) -> l
     """The rank's share of what is left, in the order of `splits`.
 
     Bounded: the rows left of all splits, laid end to end, are dealt in one contiguous stretch a rank whose sizes differ by at
-    most 1; splits of which the rank has no row are left out. Unbounded: a split belongs to one rank as a whole, by its place
-    in the sorted list, so that it stays with its rank whatever else was trained. Over all ranks each row is dealt once.
+    most 1; splits of which the rank has no row are left out. Unbounded: a split belongs to one rank as a whole, to its
+    `owner`. Over all ranks each row is dealt once.
     """
-    ordered = sorted(splits, key=lambda split: _natural(split.id))
-    unbounded = [split for split in ordered if split.num_rows is None][rank::world_size]
+    ordered = sorted(splits, key=lambda split: _place(split.id))
+    unbounded = [split for split in ordered if split.num_rows is None and owner(split.id, world_size) == rank]
     bounded = [split for split in splits if split.num_rows is not None]
     return _deal(bounded, done, world_size, rank) + [Assigned(s, None, done.get(s.id, NOTHING)) for s in unbounded]
 
@@ -109,7 +110,17 @@ def _deal(splits: Sequence[Split], done: Done, world_size: int, rank: int) -> li
     return dealt
 
 
-def _natural(split: SplitId) -> tuple[str, str, int, str]:
-    """Sorts "clicks:2" before "clicks:10", so that partitions added later don't move the others to another rank."""
+def owner(split: SplitId, world_size: int) -> int:
+    """The rank that reads an unbounded split. It depends on nothing else, so that splits added later move none of the others.
+
+    The partitions of a topic ("clicks:3") go round the ranks, from a rank that the topic's name picks; other names are spread
+    by their hash.
+    """
+    kind, stem, number = _place(split)
+    return (zlib.crc32(f"{kind} {stem}".encode()) + number) % world_size
+
+
+def _place(split: SplitId) -> tuple[str, str, int]:
+    """(kind, topic, partition) of "clicks:10"; sorts it behind "clicks:2". Of other names (kind, name, 0)."""
     stem, colon, number = split.name.rpartition(":")
-    return (split.kind, stem, int(number), "") if colon and number.isdigit() else (split.kind, split.name, 0, "")
+    return (split.kind, stem, int(number)) if colon and number.isdigit() else (split.kind, split.name, 0)

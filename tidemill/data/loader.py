@@ -18,7 +18,7 @@ from tidemill.data.event_times import usable
 from tidemill.data.rebatch import BatchRule, Rebatcher
 from tidemill.data.shuffle import Shuffle
 from tidemill.data.source import Source, SplitReader
-from tidemill.data.split import Delivery, Provenance, RawBatch, SplitId, keep_rows, with_event_time
+from tidemill.data.split import Delivery, Provenance, RawBatch, Run, Split, SplitId, join_runs, keep_rows, with_event_time
 from tidemill.errors import DeadlineError
 from tidemill.logs import log
 
@@ -81,8 +81,8 @@ class Loader(Generic[T]):
     `transform(table, batch_size)` runs on `threads` threads; up to `depth` batches are read ahead.
     `drop_before`: rows with an earlier event time aren't delivered (rows without one are). Event times later than now +
     `max_future_s` are taken out of their rows. `rule`, if given, is what fills a batch, of `batch_size` rows at most. `reading`
-    is for bounded sources; others are read by one thread.
-    Threading: `take` and `close` belong to one thread; `idle` and `counts` may be called from any.
+    is for bounded sources; others are read by one thread. `mine`: see `Source.open_all`.
+    Threading: `take` and `close` belong to one thread; the others may be called from any.
     """
 
     def __init__(
@@ -100,6 +100,7 @@ class Loader(Generic[T]):
         max_future_s: float = math.inf,
         rule: BatchRule | None = None,
         reading: ReadPlan | None = None,
+        mine: Callable[[SplitId], bool] | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._source = source
@@ -107,6 +108,7 @@ class Loader(Generic[T]):
         self._batch_size = batch_size
         self._rule = rule or BatchRule(batch_size)
         self._reading = reading or ReadPlan()
+        self._mine = mine
         self._transform = transform
         self._max_wait_s = max_wait_s
         self._idle_timeout_s = idle_timeout_s
@@ -122,6 +124,9 @@ class Loader(Generic[T]):
         self._all_cut = False
         self._error: BaseException | None = None
         self._counts = RowCounts()
+        self._reader: SplitReader | None = None
+        self._found: list[Split] = []
+        self._covered: list[Run] = []
         self._activity = _Activity([part.split.id for part in assigned], self._clock)
         self._threads = [threading.Thread(target=self._read, name="loader-read", daemon=True)]
         self._threads += [threading.Thread(target=self._work, name=f"loader-transform-{i}", daemon=True) for i in range(threads)]
@@ -165,10 +170,24 @@ class Loader(Generic[T]):
                 count += 1
             return count
 
+    def take_found(self) -> list[Split]:
+        """Splits that have been added to this rank's since the last call; rows of theirs are only in later deliveries."""
+        with self._changed:
+            found, self._found = self._found, []
+        return found
+
+    def take_covered(self) -> Provenance:
+        """Positions of an unbounded source that are done with although no row follows: all that came there was dropped, or is a
+        gap. Those before a row come with it."""
+        with self._changed:
+            covered, self._covered = join_runs(self._covered), []
+        return Provenance(covered, 0)
+
     def idle(self, split: SplitId) -> bool:
-        """Whether a partition gave no rows for `idle_timeout_s`. Time in which nothing was read because enough was read ahead
-        doesn't count, a partition with rows that weren't taken yet isn't idle, and a bounded split never is."""
-        if self._source.bounded:
+        """Whether a partition has been read to its end and gave no rows for `idle_timeout_s`. Time in which nothing was read
+        because enough was read ahead doesn't count, a partition with rows that weren't taken yet isn't idle, nor is one of which
+        the source can't say that there is nothing to read, and a bounded split never is."""
+        if self._source.bounded or self._reader is None or not self._reader.is_caught_up(split):
             return False
         with self._changed:
             if any(run.split == split for slot in self._slots for run in slot.provenance.runs):
@@ -205,7 +224,7 @@ class Loader(Generic[T]):
     def _read(self) -> None:
         """The reading thread."""
         try:
-            reader = self._open()
+            reader = self._reader = self._open()
             try:
                 self._cut_batches(reader)
             finally:
@@ -217,9 +236,9 @@ class Loader(Generic[T]):
             self._changed.notify_all()
 
     def _open(self) -> SplitReader:
-        reading, unbounded = self._reading, any(part.whole is None for part in self._assigned)
-        if unbounded or (reading.readers == 1 and reading.shuffle is None):
-            return self._source.open_all([part for part in self._assigned if not part.is_finished])
+        reading = self._reading
+        if not self._source.bounded or (reading.readers == 1 and reading.shuffle is None):
+            return self._source.open_all([part for part in self._assigned if not part.is_finished], self._mine)
         return BlockReader(
             self._source,
             self._assigned,
@@ -239,8 +258,11 @@ class Loader(Generic[T]):
             except EOFError:
                 self._cut_rest(rebatcher)
                 return
+            found = reader.found()
             with self._changed:
                 self._activity.pause()
+                self._activity.seen({split.id for split in found})
+                self._found += found
             if raw is not None:
                 self._take_in(raw, rebatcher)
             if self._source.bounded:
@@ -257,11 +279,18 @@ class Loader(Generic[T]):
         while full:
             self._put(rebatcher, size)
             size, full = rebatcher.next_size()
+        self._cover(rebatcher)
+
+    def _cover(self, rebatcher: Rebatcher) -> None:
+        with self._changed:
+            self._covered += rebatcher.take_empty()
 
     def _cut_rest(self, rebatcher: Rebatcher) -> None:
         sizes = rebatcher.full_sizes(is_end=True)
         for number, size in enumerate(sizes, start=1):
             self._put(rebatcher, size, is_last=number == len(sizes))
+        if not self._source.bounded:
+            self._cover(rebatcher)
         with self._changed:
             self._counts = replace(self._counts, remainder=rebatcher.num_rows)
         if rebatcher.num_rows:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from tidemill.data.split import Provenance, RawBatch, join_runs, scattered_rows, split_rows
+from tidemill.data.split import Provenance, RawBatch, Run, join_runs, scattered_rows, split_rows
 from tidemill.errors import DataError, SchemaError
 
 
@@ -76,6 +76,14 @@ class Rebatcher:
         if not is_end and sizes and (self._rule.drop_remainder or start == self.num_rows):
             sizes.pop()
         return sizes
+
+    def take_empty(self) -> tuple[Run, ...]:
+        """The runs that are here, if none of them holds a row: such positions are done with, and needn't wait for one."""
+        if self.num_rows:
+            return ()
+        runs = join_runs(run for piece, _ in self._pieces for run in piece.runs)
+        self._pieces.clear()
+        return runs
 
     def cut(self, size: int) -> tuple[pa.Table, Provenance]:
         """The first `size` rows, or all if there are fewer, with the runs they came in."""
