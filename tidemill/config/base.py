@@ -61,3 +61,14 @@ def not_yet(default: Any = None) -> Any:
 def without_effect(why: str, default: Any = None) -> Any:
     """A field that is accepted and never has an effect here; `why` says what to use instead."""
     return Field(default=default, json_schema_extra={"effect": f"accepted, has no effect: {why}"})
+
+
+def secret(default: Any = None) -> Any:
+    """A field that no saved config, log or error shows."""
+    return Field(default=default, repr=False, json_schema_extra={"secret": True})
+
+
+def is_secret_field(cls: type[Config], attribute: str) -> bool:
+    """Whether a field was declared by `secret`."""
+    extra = cls.model_fields[attribute].json_schema_extra
+    return isinstance(extra, dict) and extra.get("secret") is True

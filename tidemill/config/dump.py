@@ -8,7 +8,7 @@ from urllib.parse import unquote
 
 import yaml
 
-from tidemill.config.base import Config
+from tidemill.config.base import Config, is_secret_field
 from tidemill.config.schema import shapes
 
 REDACTED = "REDACTED"
@@ -33,7 +33,7 @@ def to_plain(config: Config) -> dict[str, Any]:
     for name, shape in shapes(type(config)).items():
         value = getattr(config, shape.attribute)
         if value is not None:
-            found[name] = _plain(value)
+            found[name] = REDACTED if value and is_secret_field(type(config), shape.attribute) else _plain(value)
     if config.kind_family:
         kind: str = config.kind  # type: ignore[attr-defined]
         found[kind] = to_plain(config.config)  # type: ignore[attr-defined]
