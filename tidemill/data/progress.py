@@ -142,8 +142,9 @@ def _joined(one: SplitState, other: SplitState) -> SplitState:
     )
 
 
-def verify_splits(source: Source, splits: Sequence[Split], states: Iterable[SplitState]) -> None:
-    """Compare what a source offers with what an earlier run read of it; say how many splits are new, done and missing.
+def verify_splits(source: Source, splits: Sequence[Split], states: Iterable[SplitState]) -> list[Split]:
+    """Compare what a source offers with what an earlier run read of it; say how many splits are new, done and missing. Returns
+    the splits as a run reads them that goes on from there (`Source.resumed`).
 
     Raises SourceChangedError naming the split if one isn't what it was, or was read in part and is gone. States of other kinds
     of source are ignored.
@@ -161,6 +162,7 @@ def verify_splits(source: Source, splits: Sequence[Split], states: Iterable[Spli
         log.info(
             "%s splits: %d new, %d done, %d missing of %d", source.kind, new, done, missing, len(saved.keys() | offered.keys())
         )
+    return source.resumed(splits, saved)
 
 
 def _complete(state: SplitState) -> bool:

@@ -31,6 +31,10 @@ class Watermark:
         self._left = dict(left or {})
         self._value = value
 
+    def add(self, split: SplitId) -> None:
+        """A partition that appeared while the others were read."""
+        self._reached.setdefault(split, math.nan)
+
     def advance(self, provenance: Provenance) -> None:
         """Record that a batch was trained."""
         _reach(self._reached, self._left, provenance)

@@ -24,7 +24,7 @@ def discover(source: Source, agreement: Agreement, rank: int, *, saved: Sequence
     def look() -> list[dict[str, Any]]:
         splits = source.discover()
         if saved:
-            verify_splits(source, splits, saved)
+            splits = verify_splits(source, splits, saved)
         return [{"kind": s.id.kind, "name": s.id.name, "num_rows": s.num_rows, "fingerprint": s.fingerprint} for s in splits]
 
     found = from_rank_zero(agreement, rank, look)

@@ -63,6 +63,7 @@ class Saver:
 
     def save(self, point: SyncPoint) -> int:
         """Begin a checkpoint; its number."""
+        self.feed.saving()
         dense, dense_optimizer = None, None
         if self.run.rank == 0:
             dense = {name: np.array(t.detach().cpu().numpy()) for name, t in self.learner.model.dense_state().items()}
@@ -98,6 +99,14 @@ def checkpoint_duty(saver: Saver, config: TrainConfig, restored: Restored) -> Du
         triggers.append(EventTimeCrossing(config.save_checkpoints_timestamp_interval, times, reference=restored.watermark))
     manager = saver.manager
     duty = Duty(act=saver.save, triggers=triggers, ready=lambda: manager.ready, settled=lambda: manager.settled)
+    settle = duty.on_settled
+
+    def on_settled(number: int, committed: bool) -> None:
+        settle(number, committed)
+        if committed:
+            saver.feed.committed()
+
+    duty.on_settled = on_settled
     if saver.run.start.own:
         duty.committed_step = restored.step
     return duty

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from tidemill.contracts.progress import SplitState
-from tidemill.data.assignment import Assigned, AssignmentBase, plan
+from tidemill.data.assignment import Assigned, AssignmentBase, Done, plan
 from tidemill.data.loader import Loader, RowCounts
 from tidemill.data.progress import Progress
 from tidemill.data.split import Delivery, Provenance, Split, SplitId
@@ -32,10 +32,12 @@ class DataFeed:
         num_passes: int | None = 1,
         on_pass: Callable[[], None] = lambda: None,
         order: Callable[[Sequence[Split], int], Sequence[Split]] = lambda splits, number: splits,
+        commit: Callable[[Done], None] = lambda done: None,
         patience_s: float = 15.0,
     ) -> None:
         """`progress`: of all ranks, as restored. `num_passes` None: as many as it takes. `on_pass`: called after each. `order`:
-        (splits, passes before this one) -> the splits in the order in which this pass deals them out.
+        (splits, passes before this one) -> the splits in the order in which this pass deals them out. `commit` (`Source.commit`)
+        is told what was done of this rank's splits at each committed checkpoint.
 
         `patience_s`: how long each batch of a bounded source is waited for. Which ranks' batches meet in a step would otherwise
         depend on which reader was faster, and a resumed run would not repeat an uninterrupted one. All of a round together must
@@ -43,6 +45,8 @@ class DataFeed:
         """
         self._splits = list(splits)
         self._order = order
+        self._commit = commit
+        self._saved: Done = {}
         self._counted = False
         self._earlier_counts = RowCounts()
         self._open_loader = open_loader
@@ -93,7 +97,10 @@ class DataFeed:
     def take(self, timeout_s: float) -> Delivery[Batch] | None:
         if self.is_complete:
             raise EOFError
-        return self._loader.take(max(timeout_s, self._patience_s))
+        try:
+            return self._loader.take(max(timeout_s, self._patience_s))
+        finally:
+            self._learn()
 
     def trained(self, provenance: Provenance) -> None:
         self.progress.advance(provenance)
@@ -108,6 +115,7 @@ class DataFeed:
         return newest
 
     def event_time(self, pending: Sequence[Provenance]) -> tuple[float | None, bool]:
+        self._learn()
         value, abstains = self._watermark.report(pending, self._loader.idle)
         self._watermark_value = value
         return value, abstains
@@ -146,8 +154,25 @@ class DataFeed:
         """Progress of every split as this rank knows it."""
         return self.progress.to_states(self._splits)
 
+    def saving(self) -> None:
+        """A checkpoint of what is done now begins."""
+        self._saved = {split: self.progress.done[split] for split in self._partitions if split in self.progress.done}
+
+    def committed(self) -> None:
+        """The checkpoint that began last is committed."""
+        self._commit(self._saved)
+
     def close(self) -> None:
         self._loader.close()
+
+    def _learn(self) -> None:
+        """Take what the loader knows besides batches: new partitions, and positions that no batch will come for."""
+        for split in self._loader.take_found():
+            self._splits.append(split)
+            self._partitions.append(split.id)
+            self._watermark.add(split.id)
+        if not self._bounded:
+            self.progress.advance(self._loader.take_covered())
 
     def _open(self, base: AssignmentBase | None) -> None:
         splits = self._order(self._splits, self.progress.passes)

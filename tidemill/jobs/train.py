@@ -18,6 +18,7 @@ from tidemill.checkpoint.manager import CheckpointManager
 from tidemill.clock import EventTime
 from tidemill.config.dump import dump
 from tidemill.contracts import layout
+from tidemill.data.assignment import owner
 from tidemill.data.loader import Loader, RowCounts
 from tidemill.data.split import Split
 from tidemill.distributed.runtime import start_runtime
@@ -221,6 +222,7 @@ def _open_feed(run: Run, learner: Learner, restored: Restored) -> DataFeed:
             idle_timeout_s=kafka.idle_timeout_s if kafka else 0.0,
             drop_before=run.boundary if run.is_stream else None,
             max_future_s=pipeline.latest_event_time(config),
+            mine=lambda split: owner(split, writer.world_size) == writer.rank,
             depth=max(_READ_AHEAD, 2 * data.transform_threads),
             threads=data.transform_threads,
             rule=batch_rule(config),
@@ -245,6 +247,7 @@ def _open_feed(run: Run, learner: Learner, restored: Restored) -> DataFeed:
         num_passes=None if config.train_config.num_steps else config.train_config.num_epochs,
         on_pass=count_pass,
         order=order,
+        commit=source.commit,
         patience_s=config.train_config.runtime.timeout_s / 4 / config.train_config.steps_per_round,
     )
     run.resources.callback(feed.close)
