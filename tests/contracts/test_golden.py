@@ -85,7 +85,7 @@ def test_every_version_can_be_read(example: Document):
         (layout.step_log(1), "steps-00001.jsonl"),
         (layout.score_log(1), "scores-00001.arrows"),
         (layout.EVALUATIONS, "eval_result.txt"),
-        (layout.output_part(1), "part-00001.parquet"),
+        (layout.output_part(1, "parquet"), "part-00001.parquet"),
         (layout.SUCCESS, "_SUCCESS"),
     ],
 )
@@ -99,7 +99,7 @@ def test_numbers_are_read_back_from_names(number: int):
     assert layout.term_number(layout.term(number)) == number
     assert layout.release_sequence(layout.release(number)) == number
     assert layout.compaction_sequence(layout.compaction(number)) == number
-    assert layout.output_part_number(layout.output_part(number)) == number
+    assert layout.output_part_number(layout.output_part(number, "csv.gz")) == number
     assert layout.checkpoint_of_manifest(layout.checkpoint_manifest(number, 3)) == (number, 3)
     assert layout.checkpoint_of_file(f"{layout.checkpoint_files(3, number)}/x") == (3, number)
 

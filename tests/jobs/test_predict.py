@@ -19,12 +19,12 @@ pytestmark = pytest.mark.usefixtures("quiet")
 
 @pytest.fixture
 def served(life, tmp_path: Path) -> PredictRequest:
-    return PredictRequest(f"{life.day}/*.parquet", str(tmp_path / "out"), scripted_model=str(life.lineage))
+    return PredictRequest(f"{life.day}/*.parquet", str(tmp_path / "out"), scripted_model=str(life.lineage), overwrite=True)
 
 
 @pytest.fixture
 def trained(life, tmp_path: Path) -> PredictRequest:
-    return PredictRequest(f"{life.day}/*.parquet", str(tmp_path / "out"), pipeline=str(life.pipeline))
+    return PredictRequest(f"{life.day}/*.parquet", str(tmp_path / "out"), pipeline=str(life.pipeline), overwrite=True)
 
 
 def result(request: PredictRequest) -> pa.Table:

@@ -24,10 +24,18 @@ def predict(
         typer.Option("--checkpoint_path", "--checkpoint-path", help="Checkpoint, or folder of them; default: model_dir's newest."),
     ] = None,
     predict_input_path: Annotated[
-        str | None, typer.Option("--predict_input_path", "--predict-input-path", help="Parquet files to score: paths or globs.")
+        str | None,
+        typer.Option(
+            "--predict_input_path", "--predict-input-path", help="Rows to score: Parquet or CSV files (paths, globs), or odps://."
+        ),
     ] = None,
     predict_output_path: Annotated[
-        str | None, typer.Option("--predict_output_path", "--predict-output-path", help="Folder of the Parquet parts.")
+        str | None,
+        typer.Option(
+            "--predict_output_path",
+            "--predict-output-path",
+            help="Where scores go: FOLDER (Parquet), FOLDER/*.csv (.csv.gz, .csv.zst), odps:// or kafka://.",
+        ),
     ] = None,
     reserved_columns: Annotated[
         str,
@@ -41,6 +49,16 @@ def predict(
         str, typer.Option("--output_columns", "--output-columns", help="Outputs of the model to keep, by commas; default: all.")
     ] = "",
     batch_size: Annotated[int | None, typer.Option("--batch_size", "--batch-size", min=1, help="Rows scored at once.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the rows that the folder or partition holds.")] = False,
+    dataset_type: Annotated[
+        str | None, typer.Option("--dataset_type", "--dataset-type", help="Kind of input: CsvDataset, ...; default: by its path.")
+    ] = None,
+    writer_type: Annotated[
+        str | None, typer.Option("--writer_type", "--writer-type", help="Kind of output: CsvWriter, ...; default: by its path.")
+    ] = None,
+    csv_header: Annotated[
+        bool | None, typer.Option("--csv_header/--no_csv_header", "--csv-header/--no-csv-header", help="Names of columns (CSV).")
+    ] = None,
     edit_config_json: EditConfigJson = None,
 ) -> None:
     """Score a table, with a snapshot and its releases as a server would, or with a checkpoint of a config."""
@@ -64,9 +82,16 @@ def predict(
             reserved=_names(reserved_columns),
             outputs=_names(output_columns),
             batch_rows=batch_size,
+            overwrite=overwrite,
+            dataset_type=dataset_type,
+            writer_type=writer_type,
+            output_settings={"header": csv_header},
         )
     )
-    typer.echo(f"{written.rows} rows in {len(written.files)} parts: {predict_output_path}")
+    if written is not None:  # rank 0 speaks for all
+        parts = f" in {len(written.files)} parts" if written.files else ""
+        # What follows a question mark may hold passwords.
+        typer.echo(f"{written.rows} rows{parts}: {predict_output_path.partition('?')[0]}")
 
 
 def _names(text: str) -> list[str]:

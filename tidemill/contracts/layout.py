@@ -6,7 +6,8 @@
                             dense_hot_export/current.json  progress.json  model.ckpt-N/  runs/<run>/
     model.ckpt-N/           manifest-<term>.json  <term>/...
     eval_result.txt         one line a stand-alone evaluation, beside the checkpoints
-    OUTPUT/                 part-<number>.parquet  _SUCCESS: what `tidemill predict` writes; _temporary/ while it does
+    OUTPUT/                 part-<number>.<parquet, csv, csv.gz, csv.zst>  _SUCCESS: what `tidemill predict` writes; _temporary/
+                            while it does
     runs/<run>/             pipeline.config  record.json  events.jsonl  steps-<rank>.jsonl  scores-<rank>.arrows
 
 Keys are relative to the folder that the section names: the root, or one lineage's (or daily run's) folder.
@@ -37,7 +38,7 @@ _CHECKPOINT_FILE = re.compile(r"^model\.ckpt-(\d+)/(\d+)/")
 _RELEASE = re.compile(r"^releases/(\d+)\.json$")
 _TERM = re.compile(r"^terms/(\d+)\.json$")
 _DEPLOYMENT = re.compile(r"^deployments/(\d+)\.json$")
-_OUTPUT_PART = re.compile(r"^part-(\d+)\.parquet$")
+_OUTPUT_PART = re.compile(r"^part-(\d+)\.(?:parquet|csv|csv\.gz|csv\.zst)$")
 _COMPACTION = re.compile(r"^compactions/(\d+)\.json$")
 
 
@@ -132,9 +133,9 @@ def score_log(rank: int) -> str:
     return f"scores-{rank:05d}.arrows"
 
 
-def output_part(number: int) -> str:
-    """Inside an output's folder: rows in the order of their input."""
-    return f"part-{number:05d}.parquet"
+def output_part(number: int, suffix: str) -> str:
+    """Inside an output's folder: rows in the order of their input. `suffix`: the format, "parquet" or "csv.gz"."""
+    return f"part-{number:05d}.{suffix}"
 
 
 def output_part_number(key: str) -> int | None:

@@ -1,8 +1,10 @@
-"""A progress line while training runs on a terminal; elsewhere the log's own lines are enough."""
+"""Progress lines while training or scoring runs on a terminal; elsewhere the log's own lines are enough."""
 
 from __future__ import annotations
 
 import logging
+import time
+from typing import Self
 
 import numpy as np
 from rich.console import Console
@@ -12,6 +14,8 @@ from tidemill.data.split import Delivery, Provenance
 from tidemill.features.batch import Batch
 from tidemill.logs import log
 from tidemill.training.step import TrainStep
+
+_EVERY_S = 10.0
 
 
 class ProgressLine:
@@ -42,6 +46,46 @@ class ProgressLine:
         """Take the line away, and give the log its place back."""
         self._progress.stop()
         log.handlers[:] = self._handlers
+
+
+class RowCount:
+    """How many rows of all are done: a line that stands on a terminal, elsewhere one in the log every `_EVERY_S`.
+
+    `what`: what is done with rows ("scored"). `shown` False: nothing is said. A context manager; `update` may be called within.
+    """
+
+    def __init__(self, what: str, total: int, *, shown: bool) -> None:
+        self._what = what
+        self._total = total
+        self._shown = shown
+        self._console = Console(stderr=True)
+        self._started = self._said = time.monotonic()
+        self._handlers = log.handlers[:]
+        self._progress: Progress | None = None
+
+    def __enter__(self) -> Self:
+        if self._shown and self._console.is_terminal:
+            known = [BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()]
+            self._progress = Progress(TextColumn("{task.description}"), *known, console=self._console, transient=True)
+            self._progress.add_task(self._what, total=self._total)
+            log.handlers[:] = [_Above(handler, self._console) for handler in self._handlers]
+            self._progress.start()
+        return self
+
+    def update(self, rows: int) -> None:
+        """So many rows are done now, of all ranks."""
+        if self._progress is not None:
+            self._progress.update(self._progress.task_ids[0], completed=rows)
+            return
+        now = time.monotonic()
+        if self._shown and now - self._said >= _EVERY_S:
+            self._said = now
+            log.info("%s %d of %d rows, %.0f a second", self._what, rows, self._total, rows / (now - self._started))
+
+    def __exit__(self, *_: object) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+            log.handlers[:] = self._handlers
 
 
 class _Above(logging.Handler):

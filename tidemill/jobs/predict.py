@@ -1,44 +1,37 @@
-"""Offline scores: a bounded source scored by a lineage's newest release, or by a checkpoint, into Parquet parts (one process)."""
+"""Offline scores: a bounded source scored by a lineage's newest release, or by a checkpoint, into any output."""
 
 from __future__ import annotations
 
 import difflib
-import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
-import fsspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from tidemill import logs
-from tidemill.checkpoint.restore import read_checkpoint
+from tidemill.config.pipeline import PipelineConfig
+from tidemill.config.train import RuntimeConfig
 from tidemill.contracts.output import OutputManifest
-from tidemill.data.intervals import NOTHING
-from tidemill.data.source import Source
-from tidemill.data.sources.parquet import ParquetConfig, ParquetSource
-from tidemill.data.writers.parquet import ParquetOutput
+from tidemill.data.assignment import assign
+from tidemill.data.loader import Loader
+from tidemill.data.split import Split
+from tidemill.distributed.agreement import Agreement
 from tidemill.distributed.runtime import start_runtime
 from tidemill.errors import ConfigError, DataError
-from tidemill.features.feature_set import FeatureSet
 from tidemill.jobs import pipeline
-from tidemill.jobs.place import checkpoint_path
-from tidemill.jobs.scoring import restored_step
-from tidemill.serving.loader import load_generation
-from tidemill.serving.predictor import Predictor
-from tidemill.storage.open import open_storage
+from tidemill.jobs.addresses import input_kind, make_output
+from tidemill.jobs.display import RowCount
+from tidemill.jobs.inputs import Input, open_input
+from tidemill.jobs.ranks import Ranks, lead
+from tidemill.jobs.scorers import Scorer, ServedScorer, TrainedScorer
+from tidemill.jobs.scores import Rows, score_all
+from tidemill.logs import log
 
-log = logging.getLogger(__name__)
-
-BATCH_ROWS = 4096
 ALL_COLUMNS = "ALL_COLUMNS"
 ALL_EFFECTIVE_COLUMNS = "ALL_EFFECTIVE_COLUMNS"
-
-_READ_TIMEOUT_S = 60.0
-
-Score = Callable[[pa.Table], Mapping[str, np.ndarray]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +39,8 @@ class PredictRequest:
     """What the command line asks for: a lineage's folder (`scripted_model`), or a config (`pipeline`).
 
     `reserved`: input columns that go to the output, or ALL_COLUMNS, or ALL_EFFECTIVE_COLUMNS (those that features read). `outputs`:
-    the model's outputs to keep, empty: all.
+    the model's outputs to keep, empty: all. `overwrite`: replace an output that is there. `dataset_type`, `writer_type`: kinds of
+    input and output, where the address alone doesn't say. `output_settings`: further fields of the output's config.
     """
 
     input_path: str
@@ -58,70 +52,72 @@ class PredictRequest:
     reserved: Sequence[str] = ()
     outputs: Sequence[str] = ()
     batch_rows: int | None = None
+    overwrite: bool = False
+    dataset_type: str | None = None
+    writer_type: str | None = None
+    output_settings: Mapping[str, Any] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Scorer:
-    """Who scores. `batch_rows`: how many rows at once."""
+def predict(request: PredictRequest) -> OutputManifest | None:
+    """Score all rows and write them beside the columns asked for; None above rank 0. Collective.
 
-    name: str
-    features: FeatureSet
-    score: Score
-    batch_rows: int
-
-
-def predict(request: PredictRequest) -> OutputManifest:
-    """Score all rows and write them, in input order, beside the columns asked for. Nothing is visible before all is written.
-
+    The ranks share the rows evenly, and the output has them in input order. Nothing is visible before all ranks have written all.
     Raises ConfigError for a column or output that isn't there (it names the nearest), DataError for values that can't be read.
     """
     if (request.scripted_model is None) == (request.pipeline is None):
         raise ConfigError("name what is to score: either --scripted_model_path FOLDER, or a pipeline config")
+    config = None if request.pipeline is None else pipeline.load(request.pipeline, edits=request.edits).config
+    settings = config.train_config.runtime if config else RuntimeConfig()
     with ExitStack() as resources:
-        scorer = _served(request) if request.scripted_model else _trained(request, resources)
-        needed = [column.name for column in scorer.features.input_columns if column.role == "feature"]
-        reserved = _reserved(request, needed)
-        source = ParquetSource(ParquetConfig(paths=request.input_path), list(dict.fromkeys([*needed, *reserved])))
-        output = ParquetOutput(open_storage(request.output_path))
-        resources.callback(output.abort)
-        for rows in _blocks(source, scorer.batch_rows):
-            output.write(_scored(rows, needed, reserved, scorer.score(rows.select(needed)), request.outputs))
-        manifest = output.commit()
-    log.info("%s scored %d rows of %s into %s", scorer.name, manifest.rows, request.input_path, request.output_path)
+        runtime = start_runtime(settings.timeout_s, num_threads=settings.threads)
+        resources.callback(runtime.close)
+        logs.set_up(rank=runtime.rank)
+        manifest = _predict(request, config, Ranks(runtime, Agreement(runtime)), resources)
+    return manifest if runtime.rank == 0 else None
+
+
+def _predict(request: PredictRequest, config: PipelineConfig | None, ranks: Ranks, resources: ExitStack) -> OutputManifest:
+    settings = request.output_settings or {}
+    output = make_output(request.output_path, overwrite=request.overwrite, writer_type=request.writer_type, settings=settings)
+    kind = input_kind(request.input_path, request.dataset_type)
+    scorer: Scorer[Any] = (
+        ServedScorer(request.scripted_model or "", ranks, request.batch_rows)
+        if config is None
+        else TrainedScorer(config, ranks, request.checkpoint, request.batch_rows)
+    )
+    rows = open_input(kind, request.input_path, scorer.config, scorer.features)
+    needed = [column.name for column in scorer.features.input_columns if column.role == "feature"]
+    reserved = lead(ranks, lambda: _reserved(request, needed, rows))
+    source = rows.source(list(dict.fromkeys([*needed, *reserved])))
+    resources.callback(source.close)
+    splits = pipeline.discover(source, ranks.agreement, ranks.rank)
+    # Registered first, so that it happens last: what still writes has ended by then.
+    resources.callback(output.abort)
+    loader: Loader[Rows[Any]] = Loader(
+        source,
+        assign(splits, {}, ranks.world_size, ranks.rank),
+        batch_size=scorer.batch_rows,
+        transform=lambda table, size: Rows(table, scorer.prepare(table.select(needed))),
+    )
+    resources.callback(loader.close)
+    progress = resources.enter_context(RowCount("scored", _total(splits), shown=ranks.rank == 0))
+
+    def columns(table: pa.Table, scores: Mapping[str, np.ndarray]) -> pa.Table:
+        return _scored(table.select(reserved), scores, request.outputs)
+
+    manifest = score_all(ranks, loader.take, scorer, columns, output, progress.update)
+    log.info("%s scored %d rows of %s into %s", scorer.name, manifest.rows, request.input_path, output.place)
     return manifest
 
 
-def _served(request: PredictRequest) -> _Scorer:
-    generation = load_generation(open_storage(request.scripted_model or ""), "")
-    predictor = Predictor(generation)
-    name = f"{generation.lineage}, release {generation.sequence}" if generation.sequence else f"{generation.lineage}, the snapshot"
-    return _Scorer(name, generation.model.features, predictor.score_table, request.batch_rows or BATCH_ROWS)
+def _total(splits: Sequence[Split]) -> int:
+    return sum(split.num_rows or 0 for split in splits)
 
 
-def _trained(request: PredictRequest, resources: ExitStack) -> _Scorer:
-    config = pipeline.load(request.pipeline or "", edits=request.edits).config
-    runtime = start_runtime(config.train_config.runtime.timeout_s, num_threads=config.train_config.runtime.threads)
-    resources.callback(runtime.close)
-    logs.set_up(rank=runtime.rank)
-    if runtime.world_size > 1:
-        raise ConfigError("predict runs in one process: call it without torchrun")
-    folder, step = checkpoint_path(request.checkpoint or config.model_dir)
-    storage = open_storage(folder)
-    _, manifest = read_checkpoint(storage, step)
-    features = pipeline.feature_set(config)
-    model = restored_step(config, features, runtime, storage, manifest)
-    size = request.batch_rows or config.data_config.eval_batch_size or config.data_config.batch_size
-
-    def score(rows: pa.Table) -> Mapping[str, np.ndarray]:
-        return model.scores(features.transform(rows.combine_chunks(), with_labels=False))
-
-    return _Scorer(f"{storage.url}, step {manifest.step}", features, score, size)
-
-
-def _reserved(request: PredictRequest, needed: Sequence[str]) -> list[str]:
+def _reserved(request: PredictRequest, needed: Sequence[str], rows: Input) -> list[str]:
     if not request.reserved:
         return []
-    there = _columns(request.input_path)
+    there = rows.columns()
     if ALL_COLUMNS in request.reserved:
         return there
     wanted = [name for name in request.reserved if name != ALL_EFFECTIVE_COLUMNS]
@@ -133,47 +129,21 @@ def _reserved(request: PredictRequest, needed: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(wanted))
 
 
-def _columns(input_path: str) -> list[str]:
-    """Columns of the input's first file."""
-    first = ParquetSource(ParquetConfig(paths=input_path), []).discover()[0]
-    with fsspec.open(first.id.name, "rb") as file:
-        return list(pq.read_schema(file).names)
-
-
-def _blocks(source: Source, rows: int) -> Iterator[pa.Table]:
-    """All rows in order, at most `rows` at once."""
-    for split in source.discover():
-        reader = source.open(split, None, NOTHING)
-        try:
-            while True:
-                try:
-                    raw = reader.read(_READ_TIMEOUT_S)
-                except EOFError:
-                    break
-                if raw is not None:
-                    yield from (raw.table.slice(at, rows) for at in range(0, raw.num_rows, rows))
-        finally:
-            reader.close()
-
-
-def _scored(
-    rows: pa.Table, needed: Sequence[str], reserved: Sequence[str], scores: Mapping[str, np.ndarray], outputs: Sequence[str]
-) -> pa.Table:
+def _scored(reserved: pa.Table, scores: Mapping[str, np.ndarray], outputs: Sequence[str]) -> pa.Table:
     """Reserved columns, then outputs."""
     for name in outputs:
         if name not in scores:
             raise ConfigError(f"output_columns: the model has no output {name!r}{_hint(name, list(scores))}")
     kept = list(outputs) or sorted(scores)
-    taken = [name for name in kept if name in reserved]
+    taken = [name for name in kept if name in reserved.column_names]
     if taken:
         raise ConfigError(f"reserved_columns: the input's column {taken[0]!r} has the name of an output of the model")
-    bad = [name for name in kept if len(scores[name]) != rows.num_rows]
+    bad = [name for name in kept if len(scores[name]) != reserved.num_rows]
     if bad:
-        raise DataError(f"output {bad[0]!r} has {len(scores[bad[0]])} rows for {rows.num_rows}")
-    table = rows.select(list(reserved))
+        raise DataError(f"output {bad[0]!r} has {len(scores[bad[0]])} rows for {reserved.num_rows}")
     for name in kept:
-        table = table.append_column(name, pa.array(scores[name]))
-    return table
+        reserved = reserved.append_column(name, pa.array(scores[name]))
+    return reserved
 
 
 def _hint(name: str, known: Sequence[str]) -> str:

@@ -1,0 +1,117 @@
+"""Who scores offline: a lineage's newest release as a server would, or a checkpoint's model on all ranks together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from tidemill.checkpoint.discovery import read_checkpoint
+from tidemill.config.load import load_pipeline
+from tidemill.config.pipeline import PipelineConfig
+from tidemill.contracts.checkpoint import CheckpointManifest
+from tidemill.features.batch import Batch
+from tidemill.features.feature_set import FeatureSet
+from tidemill.jobs import pipeline
+from tidemill.jobs.place import checkpoint_path
+from tidemill.jobs.ranks import Ranks, lead, together
+from tidemill.jobs.scoring import restored_step
+from tidemill.registry import component_config
+from tidemill.serving.generation import Generation
+from tidemill.serving.loader import load_generation
+from tidemill.serving.predictor import Predictor
+from tidemill.storage.base import Storage
+from tidemill.storage.files import read_file
+from tidemill.storage.open import open_storage
+from tidemill.training.step import TrainStep, padding_batch
+
+B = TypeVar("B")
+
+BATCH_ROWS = 4096
+"""Rows that a lineage's release scores at once."""
+
+
+class Scorer(Protocol[B]):
+    """Scores batches. `name`: for people; `batch_rows`: how many rows at once; `config`: of the model, read when it's needed."""
+
+    name: str
+    features: FeatureSet
+    batch_rows: int
+    config: Callable[[], PipelineConfig]
+
+    def prepare(self, rows: pa.Table) -> B:
+        """What the model takes of the rows, at most `batch_rows`. Any thread may call."""
+        ...
+
+    def score(self, batch: B | None) -> Mapping[str, np.ndarray]:
+        """Outputs by name, a value for each row. `batch` None: this rank has no rows now, but the others may need its part of the
+        model. Collective."""
+        ...
+
+
+class ServedScorer:
+    """A lineage's newest release; each rank has the whole model. Collective: rank 0 chooses the release."""
+
+    def __init__(self, folder: str, ranks: Ranks, batch_rows: int | None) -> None:
+        storage = open_storage(folder)
+        generation = _same_generation(storage, ranks)
+        release = f"release {generation.sequence}" if generation.sequence else "the snapshot"
+        self.name = f"{generation.lineage}, {release}"
+        self.features = generation.model.features
+        self.batch_rows = batch_rows or BATCH_ROWS
+        self.config = lambda: _exported_config(storage, generation)
+        self._predictor = Predictor(generation)
+
+    def prepare(self, rows: pa.Table) -> pa.Table:
+        return rows
+
+    def score(self, batch: pa.Table | None) -> Mapping[str, np.ndarray]:
+        return {} if batch is None else self._predictor.score_table(batch)
+
+
+class TrainedScorer:
+    """A checkpoint; its tables are spread over the ranks. Collective: rank 0 chooses the checkpoint."""
+
+    def __init__(self, config: PipelineConfig, ranks: Ranks, checkpoint: str | None, batch_rows: int | None) -> None:
+        folder, step = checkpoint_path(checkpoint or config.model_dir)
+        storage = open_storage(folder)
+        key = lead(ranks, lambda: read_checkpoint(storage, step)[0])
+        manifest = CheckpointManifest.parse(storage.read(key), where=f"{storage.url}/{key}")
+        self.name = f"{storage.url}, step {manifest.step}"
+        self.features = pipeline.feature_set(config)
+        self.batch_rows = batch_rows or config.data_config.eval_batch_size or config.data_config.batch_size
+        self.config = lambda: config
+        self._model: TrainStep = restored_step(config, self.features, ranks.runtime, storage, manifest)
+        self._padding = padding_batch(self.features, (), self.batch_rows)
+
+    def prepare(self, rows: pa.Table) -> Batch:
+        return self.features.transform(rows.combine_chunks(), size=self.batch_rows, with_labels=False)
+
+    def score(self, batch: Batch | None) -> Mapping[str, np.ndarray]:
+        return self._model.scores(self._padding if batch is None else batch)
+
+
+def _same_generation(storage: Storage, ranks: Ranks) -> Generation:
+    """Rank 0's newest release, on every rank."""
+    loaded: list[Generation] = []
+
+    def newest() -> list[int]:
+        loaded.append(load_generation(storage, ""))
+        return list(loaded[0].position)
+
+    term, sequence = lead(ranks, newest)
+
+    def the_same() -> None:
+        if not loaded:
+            loaded.append(load_generation(storage, "", up_to=(term, sequence)))
+
+    together(ranks, the_same)
+    return loaded[0]
+
+
+def _exported_config(storage: Storage, generation: Generation) -> PipelineConfig:
+    """The config that the snapshot was trained with; this process's environment changes nothing of it."""
+    text = read_file(storage, generation.model.manifest.pipeline).decode()
+    return load_pipeline(text, component_config, environ={}).config
