@@ -48,8 +48,8 @@ def batches_of(rows, rule, reads):
 
 def steps_of(ranks):
     """How many steps each rank takes with those batches: in lockstep, as the loop agrees on them."""
-    at, steps = [0] * len(ranks), 0
-    for number in itertools.count():
+    at, steps, number = [0] * len(ranks), 0, 0
+    while True:
         left = [batches[index:] for batches, index in zip(ranks, at, strict=True)]
         reports = [
             RankReport(
@@ -64,7 +64,7 @@ def steps_of(ranks):
         point = agree(reports, number=number, first_step=steps, share=1.0, watermark=None, max_steps=1)
         if point.stop is StopReason.EXHAUSTED:
             return steps
-        steps = point.last_step
+        steps, number = point.last_step, number + 1
         at = [index + bool(batches) for index, batches in zip(at, left, strict=True)]
 
 
