@@ -1,4 +1,4 @@
-"""`scripts/chaos`: random stories until time is up; a table, then the figures as one JSON object."""
+"""`scripts/chaos`: random stories until time is up; tables, then the figures as one JSON object."""
 
 from __future__ import annotations
 
@@ -7,46 +7,68 @@ import json
 import shutil
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from itertools import count
 from pathlib import Path
+from typing import Any
 
-from tests.chaos.stories import Figures, head, play, row
+from tests.chaos import row_stories, stories
 from tests.e2e.stream import small_base
 from tidemill.testing.broker import DevelopmentBroker
+
+Play = Callable[[Path], Any]
 
 
 def main() -> int:
     """Exit code 0 if every story ended as it must."""
     parser = argparse.ArgumentParser(prog="scripts/chaos", description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0, help="no story begins after that")
-    parser.add_argument("--seed", type=int, default=0, help="of the first story; the next ones count on")
+    parser.add_argument("--seed", type=int, default=0, help="of the first stories; the next ones count on")
+    parser.add_argument("--only", choices=["stream", *row_stories.KINDS], help="stories of one kind")
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="tidemill-chaos-"))
     until = time.monotonic() + 60 * options.minutes
-    figures: list[Figures] = []
-    broken: dict[int, str] = {}
-    print(head(), flush=True)
+    figures: list[Any] = []
+    broken: list[str] = []
+    print("validating trainer: ", row_stories.head(), "real trainer: ", stories.head(), sep="\n", flush=True)
     with DevelopmentBroker(folder / "broker") as broker:
-        base = small_base(folder / "base")
-        seed = options.seed
-        while time.monotonic() < until:
+        for name, play in _stories(options.seed, options.only, folder, broker):
+            if time.monotonic() > until:
+                break
             try:
-                figures.append(play(seed, folder / f"story-{seed}", base, broker))
-            except AssertionError as error:
-                broken[seed] = str(error)[-2000:]
-                print(f"story {seed} broke: {broken[seed]}", flush=True)
-            else:
-                print(row(figures[-1]), flush=True)
-                if figures[-1].is_clean:
-                    shutil.rmtree(folder / f"story-{seed}")
-            seed += 1
+                found = play(folder / name)
+            except (AssertionError, TimeoutError) as error:
+                broken.append(name)
+                print(f"{name} broke: {str(error)[-3000:]}", flush=True)
+                continue
+            figures.append(found)
+            print(stories.row(found) if isinstance(found, stories.Figures) else row_stories.row(found), flush=True)
+            if found.is_clean:
+                shutil.rmtree(folder / name)
     clean = not broken and all(one.is_clean for one in figures)
     if clean:
         shutil.rmtree(folder)
     else:
         print(f"what broken stories left behind is in {folder}")
-    print(json.dumps({"clean": clean, "broken": sorted(broken), "stories": [asdict(one) for one in figures]}))
+    real = [one for one in figures if isinstance(one, stories.Figures)]
+    kills = {"real": sum(one.kills for one in real), "all": sum(one.kills for one in figures)}
+    print(json.dumps({"clean": clean, "broken": broken, "kills": kills, "stories": [asdict(one) for one in figures]}))
     return 0 if clean else 1
+
+
+def _stories(seed: int, only: str | None, folder: Path, broker: DevelopmentBroker) -> Iterator[tuple[str, Play]]:
+    """(name, what plays it in a folder): of each kind in turn, with the next seed each round."""
+    for number in count(seed):
+        for kind in (*row_stories.KINDS, "stream"):
+            if only in (None, kind):
+                yield f"{kind}-{number}", _player(kind, number, folder, broker)
+
+
+def _player(kind: str, seed: int, folder: Path, broker: DevelopmentBroker) -> Play:
+    if kind == "stream":
+        return lambda place: stories.play(seed, place, small_base(folder / "base"), broker)
+    return lambda place: row_stories.play(seed, place, kind, broker)
 
 
 if __name__ == "__main__":

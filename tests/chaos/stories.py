@@ -27,12 +27,13 @@ _WAIT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What one story came to. `torn`: faults that a reader of the releases met."""
+    """What one story came to. `kills`: SIGKILLs of trainers; `torn`: faults that a reader of the releases met."""
 
     story: str
     seed: int
     wall_s: float
     runs: int
+    kills: int
     rows: int
     lost: int
     doubled: int
@@ -54,6 +55,12 @@ class Scene:
     stream: Stream
     rng: np.random.Generator
     told: list[str] = field(default_factory=list)
+    kills: int = 0
+
+    def kill(self, process: subprocess.Popen) -> None:
+        """SIGKILL of a trainer with all its ranks."""
+        self.kills += process.poll() is None
+        kill(process)
 
     def moment(self, process: subprocess.Popen) -> None:
         """Let a trainer come to a random point of its life."""
@@ -68,7 +75,7 @@ def killed(scene: Scene) -> None:
     """SIGKILL of all ranks."""
     with scene.stream.trainer(ranks=int(scene.rng.integers(1, 3))) as process:
         scene.moment(process)
-        kill(process)
+        scene.kill(process)
 
 
 def preempted(scene: Scene) -> None:
@@ -92,6 +99,7 @@ def bereaved(scene: Scene) -> None:
         stop_process(process.pid)
         victim = int(scene.rng.integers(2))
         os.kill(ranks[victim], signal.SIGKILL)
+        scene.kills += 1
         eventually(lambda: not is_alive(ranks[1 - victim]), timeout_s=_WAIT_S, what="the end of the other rank")
 
 
@@ -106,7 +114,7 @@ def frozen(scene: Scene) -> None:
             os.kill(zombie.pid, signal.SIGCONT)
             # It may find the door closed before the other one has opened its term's releases, or after.
             assert zombie.wait(_WAIT_S) == FencedError.exit_code, stream.log()
-            kill(process)
+            scene.kill(process)
 
 
 def without_broker(scene: Scene) -> None:
@@ -119,7 +127,7 @@ def without_broker(scene: Scene) -> None:
         broker.restart()
         time.sleep(scene.rng.uniform(0.0, 3.0))
         assert process.poll() is None, scene.stream.log()
-        kill(process)
+        scene.kill(process)
 
 
 ACTS: tuple[Callable[[Scene], None], ...] = (killed, killed, preempted, bereaved, frozen, without_broker)
@@ -147,6 +155,7 @@ def play(seed: int, folder: Path, base: Workshop, broker: DevelopmentBroker, *, 
         seed=seed,
         wall_s=round(time.monotonic() - began, 1),
         runs=len(scene.stream.records()),
+        kills=scene.kills,
         rows=ledger.rows,
         lost=ledger.lost,
         doubled=ledger.doubled,
@@ -168,7 +177,7 @@ def head() -> str:
     return "  ".join(f"{name:>{width}}" for width, name in zip(_WIDTHS, Figures.__dataclass_fields__, strict=True))
 
 
-_WIDTHS = (48, 6, 6, 4, 6, 4, 7, 8, 8, 4, 13, 14)
+_WIDTHS = (48, 6, 6, 4, 5, 6, 4, 7, 8, 8, 4, 13, 14)
 
 
 def _stream(rng: np.random.Generator, folder: Path, base: Workshop, broker: DevelopmentBroker, name: str) -> Stream:
