@@ -21,6 +21,7 @@ COMMANDS = [
     "predict",
     "serve",
     "broker",
+    "maxcompute-emulator",
     "inspect",
     "verify",
     "trace",

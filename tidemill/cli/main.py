@@ -13,6 +13,7 @@ from tidemill.cli.demo import demo
 from tidemill.cli.evaluate import evaluate
 from tidemill.cli.export import export
 from tidemill.cli.inspect import inspect
+from tidemill.cli.maxcompute_emulator import maxcompute_emulator
 from tidemill.cli.predict import predict
 from tidemill.cli.serve import serve
 from tidemill.cli.trace import trace
@@ -32,6 +33,7 @@ app.command()(export)
 app.command()(predict)
 app.command()(serve)
 app.command()(broker)
+app.command()(maxcompute_emulator)
 app.command()(inspect)
 app.command()(verify)
 app.command()(trace)

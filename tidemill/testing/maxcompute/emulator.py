@@ -13,14 +13,16 @@ import pyarrow as pa
 
 from tidemill.clock import ManualClock
 from tidemill.errors import StorageError
-from tidemill.testing.maxcompute.documents import Column, TableDocument, TableName, arrow_schema, normal_spec, spec_pairs
+from tidemill.testing.maxcompute.documents import TableName
 from tidemill.testing.maxcompute.exchange import LoggedRequest
 from tidemill.testing.maxcompute.faults import Faults, Operation
-from tidemill.testing.maxcompute.replies import new_id
+from tidemill.testing.maxcompute.rows import fill_table, table_rows
 from tidemill.testing.maxcompute.server import EmulatorServer
 from tidemill.testing.maxcompute.service import SESSION_LIFETIME_S, Control, Service
-from tidemill.testing.maxcompute.tables import Tables, columns_of
 from tidemill.testing.maxcompute.virtual_clock import VirtualClock
+
+AHEAD_FILE = Path(".emulator", "ahead_s")
+"""How far the emulator's clock is ahead, below its folder."""
 
 
 class MaxComputeEmulator:
@@ -46,7 +48,7 @@ class MaxComputeEmulator:
         self.folder = Path(folder)
         self._lock = _locked(self.folder)
         try:
-            self.clock = clock or VirtualClock(self.folder / ".emulator" / "ahead_s")
+            self.clock = clock or VirtualClock(self.folder / AHEAD_FILE)
             self._service = Service(self.folder, self.clock, session_lifetime_s, page)
             self.faults = Faults(self._service.faults.add, self._service.faults.clear)
             control = Control(self._service, self.clock.advance)
@@ -91,11 +93,11 @@ class MaxComputeEmulator:
     ) -> None:
         """Make a table of these partitions (spec -> rows; "" -> rows: without partitions), or replace partitions of it."""
         name = TableName(project=project, schema_name=schema, table=table)
-        add_table(self._service.tables, name, partitions, lifecycle, buckets, self.clock.time())
+        fill_table(self._service.tables, name, partitions, lifecycle, buckets)
 
     def read_table(self, project: str, table: str, partition: str = "", schema: str = "default") -> pa.Table:
         """A partition's rows as they are on disk now. Raises ApiError if it isn't there."""
-        return read_table(self._service.tables, TableName(project=project, schema_name=schema, table=table), partition)
+        return table_rows(self._service.tables, TableName(project=project, schema_name=schema, table=table), partition)
 
     def advance(self, seconds: float) -> None:
         """Let the emulator's time pass at once."""
@@ -108,38 +110,6 @@ class MaxComputeEmulator:
     def requests(self, operation: Operation | str | None = None) -> list[LoggedRequest]:
         """The newest requests, oldest first; of one operation only, if it is given."""
         return self._service.requests(Operation(operation) if operation else None)
-
-
-def add_table(
-    tables: Tables, name: TableName, partitions: Mapping[str, pa.Table], lifecycle: int | None, buckets: int | None, now: float
-) -> None:
-    """Make a table of these partitions, or replace partitions of it. Raises ValueError without any partition."""
-    if not partitions:
-        raise ValueError(f"{name}: give at least one partition, so that its columns are known (rows may be none)")
-    first_spec, first = next(iter(partitions.items()))
-    partition_columns = tuple(Column(name=key, type="string") for key, _ in spec_pairs(first_spec))
-    document = TableDocument(
-        columns=columns_of(first.schema),
-        partition_columns=partition_columns,
-        lifecycle=lifecycle,
-        buckets=buckets,
-        created_at=now,
-        modified_at=now,
-    )
-    tables.create(name, document, if_not_exists=True)
-    files = {}
-    for text, rows in partitions.items():
-        spec = normal_spec(text, partition_columns)
-        files[spec] = [tables.write_file(name, spec, new_id(), rows)]
-    tables.publish(name, files, overwrite=True)
-
-
-def read_table(tables: Tables, name: TableName, partition: str) -> pa.Table:
-    """A partition's rows, without its partition columns."""
-    _, held = tables.partition(name, partition)
-    schema = arrow_schema(tables.document(name).columns)
-    parts = [tables.read_file(name, file).select(schema.names).cast(schema) for file in held.files]
-    return pa.concat_tables(parts) if parts else schema.empty_table()
 
 
 def _locked(folder: Path) -> TextIO:

@@ -32,7 +32,9 @@ class Metadata:
     def project(self, exchange: Exchange) -> Reply:
         """Any name is a project, since create_table makes it."""
         name = escape(exchange.parts["project"])
-        return xml_reply(f"<Project><Name>{name}</Name><Type>managed</Type><State>AVAILABLE</State></Project>")
+        then = formatdate(0, usegmt=True)
+        headers = {"x-odps-owner": "emulator", "x-odps-creation-time": then, "Last-Modified": then}
+        return xml_reply(f"<Project><Name>{name}</Name><Type>managed</Type><State>AVAILABLE</State></Project>", headers=headers)
 
     def schema(self, exchange: Exchange) -> Reply:
         project, schema = exchange.parts["project"], exchange.parts["schema"]

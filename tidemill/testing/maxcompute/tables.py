@@ -41,7 +41,7 @@ class Tables:
 
     def __init__(self, folder: Path, clock: Clock) -> None:
         self.folder = folder
-        self._clock = clock
+        self.clock = clock
         self._change = threading.RLock()
         self._cache = _DecodedFiles(_CACHE_BYTES)
 
@@ -70,7 +70,7 @@ class Tables:
                     return
                 raise ApiError(409, "ObjectAlreadyExists", f"table {name} already exists")
             if not document.partition_columns:
-                now = self._clock.time()
+                now = self.clock.time()
                 document = document.model_copy(update={"partitions": {"": PartitionDocument(created_at=now, modified_at=now)}})
             self._write(name, document)
 
@@ -92,7 +92,7 @@ class Tables:
                 if if_not_exists:
                     return
                 raise ApiError(409, "ObjectAlreadyExists", f"partition {spec} of {name} already exists")
-            now = self._clock.time()
+            now = self.clock.time()
             added = {spec: PartitionDocument(created_at=now, modified_at=now)}
             self._write(name, document.model_copy(update={"partitions": {**document.partitions, **added}}))
 
@@ -130,7 +130,7 @@ class Tables:
 
         Idempotent: files that a partition holds already aren't added twice. Partitions that aren't there are made.
         """
-        now = self._clock.time()
+        now = self.clock.time()
         with self._change:
             document = self.document(name)
             partitions, replaced = dict(document.partitions), list(document.replaced)
@@ -159,7 +159,7 @@ class Tables:
             project, schema, table = path.relative_to(self.folder).parts
             name = TableName(project=project, schema_name=schema, table=table)
             if not (path / _DOCUMENT).exists() and any(path.rglob("[!.]*.parquet")):
-                self._write(name, _adopted(path, self._clock.time()))
+                self._write(name, _adopted(path, self.clock.time()))
                 adopted.append(name)
         return adopted
 

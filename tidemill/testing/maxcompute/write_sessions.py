@@ -21,7 +21,6 @@ from tidemill.testing.maxcompute.documents import (
     DataFile,
     Document,
     TableName,
-    arrow_schema,
     normal_spec,
     spec_pairs,
 )
@@ -29,6 +28,7 @@ from tidemill.testing.maxcompute.faults import Fault
 from tidemill.testing.maxcompute.files import write_whole
 from tidemill.testing.maxcompute.replies import ApiError, invalid_argument, new_id, no_such_object
 from tidemill.testing.maxcompute.requests import WriteSessionRequest
+from tidemill.testing.maxcompute.rows import in_columns
 from tidemill.testing.maxcompute.tables import Tables
 
 logger = logging.getLogger(__name__)
@@ -62,8 +62,9 @@ class WriteSession(Document):
         return bool(self.partition_columns) and not self.spec
 
     @property
-    def schema(self) -> pa.Schema:
-        return arrow_schema([*self.columns, *self.partition_columns] if self.dynamic else self.columns)
+    def block_columns(self) -> tuple[Column, ...]:
+        """What each block holds."""
+        return self.columns + self.partition_columns if self.dynamic else self.columns
 
 
 class WriteSessions:
@@ -116,7 +117,7 @@ class WriteSessions:
         self._must_be_open(session)
         if not 0 <= block < MAX_BLOCKS or attempt < 0:
             raise invalid_argument(f"block {block}, attempt {attempt}: blocks are numbered from 0 to {MAX_BLOCKS - 1}")
-        rows = _as_schema(rows, session.schema)
+        rows = in_columns(rows, session.block_columns)
         digest = hashlib.md5(f"{session.id}/{block}/{attempt}/{new_id()}".encode(), usedforsecurity=False).hexdigest()
         message = f"{block}-{attempt}-{digest}"
         path = self._block_path(session, message)
@@ -208,16 +209,6 @@ class WriteSessions:
         with self._lock:
             write_whole(self._folder / f"{session.id}.json", session.model_dump_json().encode())
             self._sessions[session.id] = session
-
-
-def _as_schema(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Rows in the table's columns and types. Raises ApiError that names what doesn't fit."""
-    if set(rows.column_names) != set(schema.names):
-        raise invalid_argument(f"the block has columns {rows.column_names}, the table takes {schema.names}")
-    try:
-        return rows.select(schema.names).cast(schema)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise invalid_argument(f"the block's rows don't fit the table: {error}") from error
 
 
 def _by_partition(session: WriteSession, rows: pa.Table) -> list[tuple[str, pa.Table]]:

@@ -1,0 +1,183 @@
+"""A MaxCompute emulator in a child process, for tests of several processes: start it, kill it, start it again."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+
+import tidemill
+from tidemill.errors import DeadlineError, TidemillError
+from tidemill.testing.maxcompute.documents import TableName
+from tidemill.testing.maxcompute.emulator import AHEAD_FILE
+from tidemill.testing.maxcompute.exchange import LoggedRequest
+from tidemill.testing.maxcompute.faults import Fault, Faults, Operation
+from tidemill.testing.maxcompute.rows import fill_table, table_rows
+from tidemill.testing.maxcompute.run import ADDRESS_FILE
+from tidemill.testing.maxcompute.service import CONTROL
+from tidemill.testing.maxcompute.tables import Tables
+from tidemill.testing.maxcompute.virtual_clock import VirtualClock
+
+_START_TIMEOUT_S = 30.0
+_STOP_TIMEOUT_S = 10.0
+_CONTROL_TIMEOUT_S = 10.0
+_POLL_S = 0.01
+
+
+class MaxComputeProcess:
+    """An emulator on a folder, in a process (and process group) of its own that ends with this one at the latest.
+
+        with MaxComputeProcess(tmp_path) as emulator:
+            subprocess.run([..., emulator.endpoint])
+
+    It is ready when the constructor returns, and is asked for faults and time as MaxComputeEmulator is. A port that was 0 is
+    chosen once and stays the same over `restart`. Its log is emulator.log in `.emulator` below the folder. Raises TidemillError
+    with the log's last line if it can't start, DeadlineError if it isn't ready in time. Not for several threads at once.
+    """
+
+    def __init__(self, folder: Path | str, port: int = 0) -> None:
+        self.folder = Path(folder).absolute()
+        self.faults = Faults(lambda fault: self._send("POST", "faults", fault), lambda: self._send("DELETE", "faults"))
+        self._port = port
+        self._process: subprocess.Popen[bytes] | None = None
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        self.start()
+
+    def __enter__(self) -> MaxComputeProcess:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self.stop()
+
+    @property
+    def endpoint(self) -> str:
+        """For `ODPS(endpoint=...)`; the tunnel is found behind it."""
+        return f"http://127.0.0.1:{self._port}"
+
+    @property
+    def log_path(self) -> Path:
+        return self.folder / ".emulator" / "emulator.log"
+
+    @property
+    def pid(self) -> int | None:
+        """None while no emulator runs."""
+        return self._process.pid if self._process is not None and self._process.poll() is None else None
+
+    def start(self) -> None:
+        """Start the emulator unless it runs; returns when it is ready."""
+        if self.pid is not None:
+            return
+        with self.log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tidemill.testing.maxcompute", str(self.folder), str(self._port), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                # So that the child imports this very package, installed or not.
+                cwd=Path(tidemill.__file__).parent.parent,
+                start_new_session=True,
+            )
+        try:
+            endpoint = self._await_endpoint(self._process)
+        except BaseException:
+            self.kill()
+            raise
+        self._port = urlsplit(endpoint).port or 0
+
+    def stop(self) -> None:
+        """End the emulator in good order (SIGTERM); kill it if that takes too long."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash would end it."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGKILL)
+            self._process.wait()
+
+    def restart(self) -> None:
+        """Start again on the same port, after killing the emulator if it still runs."""
+        self.kill()
+        self.start()
+
+    def add_table(
+        self,
+        project: str,
+        table: str,
+        partitions: Mapping[str, pa.Table],
+        schema: str = "default",
+        lifecycle: int | None = None,
+        buckets: int | None = None,
+    ) -> None:
+        """As MaxComputeEmulator.add_table; written from this process, so not while anyone else writes to this table."""
+        fill_table(self._tables(), TableName(project=project, schema_name=schema, table=table), partitions, lifecycle, buckets)
+
+    def read_table(self, project: str, table: str, partition: str = "", schema: str = "default") -> pa.Table:
+        """A partition's rows as they are on disk now. Raises ApiError if it isn't there."""
+        return table_rows(self._tables(), TableName(project=project, schema_name=schema, table=table), partition)
+
+    def advance(self, seconds: float) -> None:
+        """Let the emulator's time pass at once."""
+        self._send("POST", "clock", {"advance_s": seconds})
+
+    def end_session(self, session_id: str, status: Literal["EXPIRED", "CRITICAL"] = "EXPIRED") -> None:
+        """End a read session before its time."""
+        self._send("POST", f"sessions/{session_id}", {"status": status})
+
+    def requests(self, operation: Operation | str | None = None) -> list[LoggedRequest]:
+        """The newest requests since the start, oldest first; of one operation only, if it is given."""
+        query = f"?operation={Operation(operation)}" if operation else ""
+        return [LoggedRequest.model_validate(request) for request in self._send("GET", f"requests{query}")]
+
+    def _tables(self) -> Tables:
+        return Tables(self.folder, VirtualClock(self.folder / AHEAD_FILE))
+
+    def _send(self, method: str, path: str, document: Fault | dict[str, Any] | None = None) -> Any:
+        """One control call's answer; raises TidemillError if it is refused."""
+        body = document.model_dump_json() if isinstance(document, Fault) else json.dumps(document)
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=_CONTROL_TIMEOUT_S)
+        try:
+            connection.request(method, f"{CONTROL}/{path}", body)
+            answer = connection.getresponse()
+            content = json.loads(answer.read())
+        finally:
+            connection.close()
+        if answer.status != 200:
+            raise TidemillError(f"MaxCompute emulator, control call {method} {path}: {content['Message']}")
+        return content
+
+    def _await_endpoint(self, process: subprocess.Popen[bytes]) -> str:
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            address = _read_address(self.folder / ADDRESS_FILE)
+            if address.get("pid") == process.pid:
+                return str(address["endpoint"])
+            if process.poll() is not None:
+                lines = self.log_path.read_text(errors="replace").splitlines() or ["(its log is empty)"]
+                raise TidemillError(f"the MaxCompute emulator on {self.folder} did not start: {lines[-1]}")
+            time.sleep(_POLL_S)
+        raise DeadlineError(f"the MaxCompute emulator on {self.folder} was not ready within {_START_TIMEOUT_S:.0f} s")
+
+
+def _read_address(path: Path) -> dict[str, Any]:
+    try:
+        address: dict[str, Any] = json.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    return address
