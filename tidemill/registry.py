@@ -18,11 +18,14 @@ _BUILT_IN: dict[str, dict[str, str]] = {
         "parquet": "tidemill.data.sources.parquet:ParquetSource",
         "csv": "tidemill.data.sources.csv:CsvSource",
         "kafka": "tidemill.data.sources.kafka:KafkaSource",
+        "maxcompute": "tidemill.data.sources.maxcompute.source:MaxComputeSource",
+        "folder": "tidemill.data.sources.folder:FolderSource",
         "synthetic": "tidemill.data.sources.synthetic:SyntheticSource",
     },
     "output": {
         "parquet": "tidemill.data.writers.parquet:ParquetOutput",
         "csv": "tidemill.data.writers.csv:CsvOutput",
+        "maxcompute": "tidemill.data.writers.maxcompute.output:MaxComputeOutput",
     },
     "feature": {
         "id_feature": "tidemill.features.kinds.id:IdFeature",

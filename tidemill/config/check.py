@@ -53,6 +53,8 @@ def _source(config: PipelineConfig) -> Found:
             parse_kafka_uri(config.train_input_path)
         except ValueError as error:
             yield ("train_input_path",), f"not a Kafka address: {error}. Or write data_config.kafka"
+    if data.dataset_type == "FolderDataset" and not data.event_time.column:
+        yield ("data_config", "dataset_type"), "needs data_config.event_time.column: files have no other event time"
     if data.dataset_type == "CsvDataset":
         yield from _csv(data)
     if not config.model_dir:

@@ -58,6 +58,7 @@ RULES = (
     Rule("data_config.kafka.topic", _NEW, "positions belong to the topic"),
     Rule("data_config.kafka.message_format", _NEW, "positions within messages belong to the format"),
     Rule("data_config.kafka.**", _OK, "the same topic, reached otherwise"),
+    Rule("data_config.folder.num_splits", _NEW, "positions belong to splits"),
     Rule("data_config.dataset_type", _OK, "positions of an unknown source are skipped"),
     Rule("data_config.event_time.column", _NEW, "watermarks of another column can't be compared"),
     Rule("data_config.label_fields", _NEW, "the label means something else"),

@@ -17,11 +17,12 @@ from tidemill.config.sampler import (
     TDMSampler,
 )
 
-DatasetType = Literal["OdpsDataset", "ParquetDataset", "CsvDataset", "OdpsDatasetV1", "KafkaDataset"]
+DatasetType = Literal["OdpsDataset", "ParquetDataset", "CsvDataset", "OdpsDatasetV1", "KafkaDataset", "FolderDataset"]
 SOURCE_KINDS: dict[str, str] = {
     "ParquetDataset": "parquet",
     "CsvDataset": "csv",
     "KafkaDataset": "kafka",
+    "FolderDataset": "folder",
     "OdpsDataset": "maxcompute",
 }
 """dataset_type -> kind of source; others come later."""
@@ -181,7 +182,7 @@ class DataConfig(Config):
     batch_size: Positive = 1024
     """Rows in a batch of one rank."""
     dataset_type: DatasetType
-    """ParquetDataset, CsvDataset, KafkaDataset or OdpsDataset (OdpsDatasetV1 comes later)."""
+    """ParquetDataset, CsvDataset, KafkaDataset, FolderDataset or OdpsDataset (OdpsDatasetV1 comes later)."""
     fg_encoded: bool | None = None
     """Old switch; if given it overrides fg_mode (true: FG_NONE; false: FG_DAG if fg_threads > 0, else FG_NORMAL)."""
     fg_encoded_multival_sep: str = "\x03"
@@ -242,6 +243,8 @@ class DataConfig(Config):
     """Threads of a rank that compute features."""
     kafka: KafkaConfig | None = None
     """The topic, if dataset_type is KafkaDataset and the input path isn't a `kafka://` address."""
+    folder: FolderConfig = FolderConfig()
+    """How the folder that train_input_path names is read, if dataset_type is FolderDataset."""
     maxcompute: MaxComputeConfig = MaxComputeConfig()
     """How tables are read, if dataset_type is OdpsDataset; or a path is an `odps://` address."""
     event_time: EventTimeConfig = EventTimeConfig()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from tidemill.config.base import Config
-from tidemill.config.data import DataConfig, KafkaConfig
+from tidemill.config.data import DataConfig, FolderConfig, KafkaConfig
 from tidemill.config.feature import FeatureEntry
 from tidemill.config.kafka_uri import parse_kafka_uri
 from tidemill.config.model import ModelConfig
@@ -18,7 +18,8 @@ class PipelineConfig(Config):
     """One pipeline: data, features, model, training, export. In code, `model` is the section `model_config`."""
 
     train_input_path: str
-    """Training data: paths or globs, separated by commas; the day's table. A stream: `kafka://...`, or data_config.kafka."""
+    """Training data: paths or globs, separated by commas; the day's table. A stream: `kafka://...`, or
+    data_config.kafka, or a folder (a path or URL)."""
     eval_input_path: str
     """Evaluation data; empty: no evaluation."""
     model_dir: str
@@ -44,6 +45,11 @@ class PipelineConfig(Config):
         if self.data_config.kafka is not None:
             return self.data_config.kafka
         return parse_kafka_uri(self.train_input_path)
+
+    @property
+    def stream(self) -> KafkaConfig | FolderConfig | None:
+        """How the stream is read that training reads; None for data that ends."""
+        return self.data_config.folder if self.data_config.dataset_type == "FolderDataset" else self.kafka
 
     @property
     def start_margin_s(self) -> float:

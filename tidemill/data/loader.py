@@ -15,6 +15,7 @@ from tidemill.clock import Clock, SystemClock
 from tidemill.data.assignment import Assigned
 from tidemill.data.blocks import BlockReader
 from tidemill.data.event_times import usable
+from tidemill.data.intervals import IntervalSet
 from tidemill.data.rebatch import BatchRule, Rebatcher
 from tidemill.data.shuffle import Shuffle
 from tidemill.data.source import Source, SplitReader
@@ -182,6 +183,10 @@ class Loader(Generic[T]):
         with self._changed:
             covered, self._covered = join_runs(self._covered), []
         return Provenance(covered, 0)
+
+    def describe(self, split: Split, done: IntervalSet) -> Split:
+        """A split as a checkpoint that holds `done` describes it (`Source.describe`)."""
+        return replace(split, fingerprint=self._source.describe(split, done))
 
     def idle(self, split: SplitId) -> bool:
         """Whether a partition has been read to its end and gave no rows for `idle_timeout_s`. Time in which nothing was read

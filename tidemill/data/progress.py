@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
 from tidemill.contracts.progress import SplitState
 from tidemill.data.intervals import NOTHING, IntervalSet
-from tidemill.data.source import Source
 from tidemill.data.split import Provenance, Split, SplitId
 from tidemill.errors import SourceChangedError
 from tidemill.logs import log
+
+if TYPE_CHECKING:
+    from tidemill.data.source import Source
 
 _MOST_LOOSE = 1024
 """Batches of shuffled rows after which their positions are joined in: some megabytes."""
@@ -76,14 +78,23 @@ class Progress:
         if len(passes) > 1:
             raise ValueError(f"can't merge progress of different passes: {sorted(passes)}")
         merged = cls(passes=passes.pop())
+        known_to: dict[SplitId, IntervalSet | None] = {}
         for part in parts:
             for split, positions in part.done.items():
                 known = merged._done.get(split)
                 merged._done[split] = positions if known is None else known | positions
             for split, time in part.max_event_time.items():
                 merged._reach(split, time)
-            merged._saved.update(part._saved)
+            for split, saved in part._saved.items():
+                # The part that has come furthest knows best.
+                if split not in merged._saved or _end(part._done.get(split)) > _end(known_to.get(split)):
+                    merged._saved[split] = saved
+                    known_to[split] = part._done.get(split)
         return merged
+
+    def describe(self, splits: Iterable[Split]) -> None:
+        """Keep how a checkpoint describes splits (`Source.describe`), for `to_states` once they are no longer offered."""
+        self._saved.update((split.id, split) for split in splits)
 
     def to_states(self, splits: Sequence[Split]) -> list[SplitState]:
         """One state a split, in the order given, untouched ones included; then splits that are known from before only."""
@@ -119,6 +130,10 @@ class Progress:
             self.max_event_time[split] = time
 
 
+def _end(done: IntervalSet | None) -> int:
+    return done.intervals[-1][1] if done else -1
+
+
 def merge_states(parts: Iterable[Sequence[SplitState]]) -> list[SplitState]:
     """All ranks' states as one, sorted by kind and split: what any rank trained, up to the largest event time of any."""
     merged: dict[SplitId, SplitState] = {}
@@ -131,12 +146,14 @@ def merge_states(parts: Iterable[Sequence[SplitState]]) -> list[SplitState]:
 
 
 def _joined(one: SplitState, other: SplitState) -> SplitState:
+    # Where a source says more of a split as it reads it, the rank that reads it knows best; others say what they began with.
+    best = max(one, other, key=lambda state: (bool(state.fingerprint), max((stop for _, stop in state.intervals), default=0)))
     times = [time for time in (one.max_event_time, other.max_event_time) if time is not None]
     return one.model_copy(
         update={
             "intervals": list(IntervalSet.of([*one.intervals, *other.intervals])),
             "num_rows": one.num_rows if one.num_rows is not None else other.num_rows,
-            "fingerprint": one.fingerprint or other.fingerprint,
+            "fingerprint": best.fingerprint,
             "max_event_time": max(times, default=None),
         }
     )

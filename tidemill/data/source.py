@@ -11,6 +11,7 @@ from typing import Any
 from tidemill.contracts.progress import SplitState
 from tidemill.data.assignment import Assigned
 from tidemill.data.intervals import IntervalSet
+from tidemill.data.progress import verify_splits
 from tidemill.data.split import RawBatch, Split, SplitId
 
 
@@ -114,10 +115,22 @@ class Source(ABC):
 
     kind: str
     bounded: bool
+    continues_parent = False
+    """Whether a run that continues from another run's checkpoint goes on behind that run's positions too (tzrec's --continue_train
+    with a fine_tune_checkpoint); else it reads everything that it is given."""
 
     @abstractmethod
     def discover(self) -> list[Split]:
         """All splits, in an order that depends on the data alone. Rank 0 calls it and shares the answer."""
+
+    def resume(self, saved: Sequence[SplitState]) -> list[Split]:
+        """The splits with which a run goes on from what an earlier one saved of them. Rank 0 calls it, instead of `discover`, and
+        shares the answer or the error.
+
+        A split of which some was read keeps its id, its number of rows and what reading it takes; all else is the source's own
+        decision. Raises SourceChangedError naming a split that isn't what it was.
+        """
+        return verify_splits(self, self.discover(), saved)
 
     @abstractmethod
     def open(self, split: Split, remaining: IntervalSet | None, done: IntervalSet) -> SplitReader:
@@ -145,6 +158,11 @@ class Source(ABC):
     def resumed(self, splits: Sequence[Split], states: Mapping[SplitId, SplitState]) -> list[Split]:
         """Splits as a run reads them that goes on from `states`: with what the earlier run had decided about them."""
         return list(splits)
+
+    def describe(self, split: Split, done: IntervalSet) -> dict[str, Any]:
+        """What a checkpoint that holds `done` says of a split beside its positions; the next run gets it as the split's fingerprint
+        (`resumed`). Called by the training thread."""
+        return split.fingerprint
 
     def commit(self, done: Mapping[SplitId, IntervalSet]) -> None:
         """Show outside how far a committed checkpoint has come. Best effort, never waits; nothing reads it back."""

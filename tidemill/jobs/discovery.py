@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tidemill.contracts.progress import SplitState
-from tidemill.data.progress import verify_splits
 from tidemill.data.source import Source
 from tidemill.data.split import Split, SplitId
 from tidemill.jobs.start import from_rank_zero
 
 if TYPE_CHECKING:
     from tidemill.distributed.agreement import Agreement
+
+T = TypeVar("T")
+
+_POLL_S = 1.0
 
 
 def discover(source: Source, agreement: Agreement, rank: int, *, saved: Sequence[SplitState] = ()) -> list[Split]:
@@ -22,10 +27,31 @@ def discover(source: Source, agreement: Agreement, rank: int, *, saved: Sequence
     """
 
     def look() -> list[dict[str, Any]]:
-        splits = source.discover()
-        if saved:
-            splits = verify_splits(source, splits, saved)
-        return [{"kind": s.id.kind, "name": s.id.name, "num_rows": s.num_rows, "fingerprint": s.fingerprint} for s in splits]
+        return [_to_json(split) for split in (source.resume(saved) if saved else source.discover())]
 
-    found = from_rank_zero(agreement, rank, look)
-    return [Split(SplitId(s["kind"], s["name"]), s["num_rows"], s["fingerprint"]) for s in found]
+    return [_from_json(value) for value in _patiently(agreement, rank, look)]
+
+
+def _patiently(agreement: Agreement, rank: int, compute: Callable[[], T]) -> T:
+    """What `compute` gives on rank 0, or its error, on every rank, however long it takes: sessions of a table may take minutes,
+    and the other ranks' collectives would time out."""
+    with ThreadPoolExecutor(1, "discover") as pool:
+        working = pool.submit(compute) if rank == 0 else None
+
+        def look() -> dict[str, Any]:
+            assert working is not None
+            done, _ = wait([working], timeout=_POLL_S)
+            return {"found": working.result()} if done else {}
+
+        while True:
+            answer = from_rank_zero(agreement, rank, look)
+            if answer:
+                return answer["found"]
+
+
+def _to_json(split: Split) -> dict[str, Any]:
+    return {**asdict(split), "id": [split.id.kind, split.id.name]}
+
+
+def _from_json(value: dict[str, Any]) -> Split:
+    return Split(**{**value, "id": SplitId(*value["id"])})

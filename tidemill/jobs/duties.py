@@ -6,8 +6,6 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
 from tidemill import logs
 from tidemill.cadence import AtStart, EventTimeCrossing, EverySeconds, EverySteps, Stateful, SyncPoint, Trigger
 from tidemill.checkpoint.capture import Capture, Staging
@@ -20,6 +18,7 @@ from tidemill.jobs.publication import Probes, Publication
 from tidemill.jobs.restore import RANDOM, Restored, random_state
 from tidemill.jobs.run import Run
 from tidemill.publish.cut import Moment
+from tidemill.publish.tracker import TouchedRows
 from tidemill.training.loop import Duty
 
 log = logging.getLogger(__name__)
@@ -50,7 +49,7 @@ class EveryPasses:
 class Saver:
     """Captures this rank's share of a checkpoint. `stateful`: what else is saved, by the name that it is restored under.
 
-    `examples`: how many examples the line has been trained on.
+    `examples`: how many examples the line has been trained on. `touched`: the rows for incremental checkpoints.
     """
 
     run: Run
@@ -60,22 +59,22 @@ class Saver:
     staging: Staging
     stateful: Mapping[str, Stateful]
     examples: Callable[[], int]
+    touched: TouchedRows | None = None
 
     def save(self, point: SyncPoint) -> int:
         """Begin a checkpoint; its number."""
         self.feed.saving()
-        dense, dense_optimizer = None, None
-        if self.run.rank == 0:
-            dense = {name: np.array(t.detach().cpu().numpy()) for name, t in self.learner.model.dense_state().items()}
-            dense_optimizer = self.learner.optimizers.dense_optimizer_state()
+        shards = self.learner.model.local_shards()
+        full = self.manager.wants_full
+        touched = self.touched.take_unsaved() if self.touched else {}
         return self.manager.save(
             Capture(
                 step=point.last_step,
                 examples=self.examples(),
                 watermark=point.watermark,
-                tables=self.staging.copy(self.learner.model.local_shards()),
-                dense=dense,
-                dense_optimizer=dense_optimizer,
+                full=full,
+                tables=self.staging.copy(shards) if full else self.staging.copy_rows(shards, touched),
+                dense_files=self.learner.dense_files() if self.run.rank == 0 else {},
                 splits=self.feed.states(),
                 rank_state={RANDOM: random_state(), **{name: owner.state() for name, owner in self.stateful.items()}},
                 shared_state={
@@ -97,8 +96,16 @@ def checkpoint_duty(saver: Saver, config: TrainConfig, restored: Restored) -> Du
     if config.save_checkpoints_timestamp_interval or config.save_checkpoints_timestamps:
         times = config.save_checkpoints_timestamps
         triggers.append(EventTimeCrossing(config.save_checkpoints_timestamp_interval, times, reference=restored.watermark))
+    if config.save_checkpoints_secs is not None:
+        triggers.append(EverySeconds(config.save_checkpoints_secs))
     manager = saver.manager
-    duty = Duty(act=saver.save, triggers=triggers, ready=lambda: manager.ready, settled=lambda: manager.settled)
+    duty = Duty(
+        act=saver.save,
+        triggers=triggers,
+        ready=lambda: manager.ready,
+        settled=lambda: manager.settled,
+        on_settled=manager.on_settled,
+    )
     settle = duty.on_settled
 
     def on_settled(number: int, committed: bool) -> None:
@@ -123,7 +130,7 @@ def cut_duty(run: Run, publication: Publication, probes: Probes, feed: DataFeed,
             examples=examples(),
             watermark=point.watermark,
             event_time=feed.trained_event_time,
-            splits=feed.states(),
+            splits=feed.positions(),
             probe_scores=probes.scores(),
             newest_event_at=feed.take_newest_arrival(),
         )

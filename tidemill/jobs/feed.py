@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tidemill.contracts.progress import SplitState
 from tidemill.data.assignment import Assigned, AssignmentBase, Done, plan
+from tidemill.data.intervals import NOTHING
 from tidemill.data.loader import Loader, RowCounts
 from tidemill.data.progress import Progress
 from tidemill.data.split import Delivery, Provenance, Split, SplitId
@@ -151,6 +152,11 @@ class DataFeed:
         return True
 
     def states(self) -> list[SplitState]:
+        """Progress of every split as this rank knows it, and what the next run needs to know of it."""
+        done = self.progress.done
+        return self.progress.to_states([self._loader.describe(split, done.get(split.id, NOTHING)) for split in self._splits])
+
+    def positions(self) -> list[SplitState]:
         """Progress of every split as this rank knows it."""
         return self.progress.to_states(self._splits)
 

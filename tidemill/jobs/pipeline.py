@@ -12,16 +12,18 @@ import pyarrow as pa
 import torch
 
 from tidemill.config.load import Loaded, load_pipeline
+from tidemill.config.odps_uri import SCHEME
 from tidemill.config.pipeline import PipelineConfig
 from tidemill.data.assignment import assign
 from tidemill.data.loader import Loader
 from tidemill.data.source import Source
 from tidemill.data.sources.csv import CsvConfig, CsvSource
+from tidemill.data.sources.folder import FolderSource
 from tidemill.data.sources.kafka import KafkaSource
 from tidemill.data.sources.parquet import ParquetConfig, ParquetSource
 from tidemill.distributed.agreement import Agreement
 from tidemill.distributed.runtime import Runtime
-from tidemill.errors import ConfigError, DataError
+from tidemill.errors import ConfigError, DataError, MissingExtraError
 from tidemill.features.batch import Batch
 from tidemill.features.feature_set import FeatureSet
 from tidemill.jobs.batching import batch_rule
@@ -81,7 +83,7 @@ def labelled(features: FeatureSet, label: str) -> Callable[[pa.Table, int], Batc
 
 def is_stream(config: PipelineConfig) -> bool:
     """Whether training reads an unbounded source."""
-    return config.data_config.source_kind == "kafka"
+    return config.stream is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +107,16 @@ class Wanted:
 
 
 def make_source(config: PipelineConfig, features: FeatureSet, *, path: str, boundary: float | None = None) -> Source:
-    """The source of `path` (the train or the eval input): what dataset_type says; a stream is evaluated on Parquet files.
+    """The source of `path` (the train or the eval input): a table if it is an `odps://` address, else what dataset_type says; a stream
+    is evaluated on Parquet files.
 
     `boundary`: event time at which a stream begins.
     """
     kind = config.data_config.source_kind
-    if kind == "kafka" and path != config.train_input_path:
+    if is_stream(config) and path != config.train_input_path:
         kind = "parquet"
+    if path.startswith(SCHEME):
+        kind = "maxcompute"
     return _SOURCES[kind](Wanted(config, features, path, boundary))
 
 
@@ -139,10 +144,36 @@ def _kafka_source(wanted: Wanted) -> Source:
     return KafkaSource(config.kafka, types, event_time_column=wanted.event_time_column, start_at=start_at)
 
 
+def _folder_source(wanted: Wanted) -> Source:
+    settings = wanted.config.data_config.folder
+    return FolderSource(settings, wanted.path, wanted.columns, event_time_column=wanted.event_time_column)
+
+
+def _maxcompute_source(wanted: Wanted) -> Source:
+    data = wanted.config.data_config
+    try:
+        from tidemill.data.sources.maxcompute.source import MaxComputeSource, MaxComputeSourceConfig
+    except ModuleNotFoundError as error:
+        if error.name != "odps":
+            raise
+        raise MissingExtraError("MaxCompute tables need pyodps: pip install 'tidemill[maxcompute]'") from None
+    config = MaxComputeSourceConfig(
+        paths=(wanted.path,) if wanted.path else data.maxcompute.tables,
+        is_orderby_partition=data.is_orderby_partition,
+        quota=data.odps_data_quota_name,
+        compression=data.odps_data_compression,
+        event_time_column=wanted.event_time_column,
+        reading=data.maxcompute,
+    )
+    return MaxComputeSource(config, wanted.columns)
+
+
 _SOURCES: dict[str, Callable[[Wanted], Source]] = {
     "parquet": _parquet_source,
     "csv": _csv_source,
     "kafka": _kafka_source,
+    "maxcompute": _maxcompute_source,
+    "folder": _folder_source,
 }
 """Kind of source (config.data.SOURCE_KINDS) -> what makes it."""
 

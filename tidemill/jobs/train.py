@@ -14,7 +14,7 @@ from rich.console import Console
 from tidemill import logs
 from tidemill.cadence import ENDINGS, Stateful, StopReason
 from tidemill.checkpoint.capture import Staging
-from tidemill.checkpoint.manager import CheckpointManager
+from tidemill.checkpoint.manager import CheckpointManager, Increments
 from tidemill.clock import EventTime
 from tidemill.config.dump import dump
 from tidemill.contracts import layout
@@ -38,6 +38,7 @@ from tidemill.jobs.signals import StopSignals
 from tidemill.lineage.records import RunRecorder
 from tidemill.lineage.reporter import HandoverThread
 from tidemill.models.metrics import build_metrics, grouping_keys
+from tidemill.publish.tracker import TouchedRows
 from tidemill.training.interval import IntervalStats
 from tidemill.training.loop import Duties, LoopSettings, LoopState, Observer, Outcome, TrainingLoop
 from tidemill.training.observers import LateRows, ScoreLog, StepLog
@@ -116,7 +117,8 @@ class _Job:
         torch.manual_seed(config.runtime.seed + run.rank)
         restored = restore(run, self.learner)
         self.feed = _open_feed(run, self.learner, restored)
-        self.publication = _open_publication(run, self.learner, restored)
+        self.touched = _touched_rows(run, self.learner)
+        self.publication = _open_publication(run, self.learner, restored, self.touched)
         self.handover = open_handover(run)
         self.progressive = _progressive(run, self.learner, restored)
         self.manager = CheckpointManager(
@@ -126,6 +128,7 @@ class _Job:
             parent=run.start.parent_record,
             pipeline=dump(run.config),
             keep=config.keep_checkpoint_max,
+            increments=_increments(run),
         )
         run.resources.callback(self.manager.abort)
         interval = IntervalStats(self.learner.step)
@@ -185,7 +188,7 @@ class _Job:
         if publication:
             stateful |= {"touched": publication.touched, "cursor": publication.cursor}
             cut = cut_duty(run, publication, Probes(run, self.learner), self.feed, self.examples)
-        saver = Saver(run, self.learner, self.feed, self.manager, Staging(), stateful, self.examples)
+        saver = Saver(run, self.learner, self.feed, self.manager, Staging(), stateful, self.examples, self.touched)
         return Duties(
             checkpoint=checkpoint_duty(saver, run.config.train_config, restored),
             cut=cut,
@@ -212,14 +215,14 @@ def _open_feed(run: Run, learner: Learner, restored: Restored) -> DataFeed:
     run.resources.callback(source.close)
 
     def open_loader(assigned: list[Any]) -> Loader[Any]:
-        kafka = config.kafka
+        stream = config.stream
         return Loader(
             source,
             assigned,
             batch_size=data.batch_size,
             transform=pipeline.labelled(learner.features, learner.label),
-            max_wait_s=kafka.max_wait_s if kafka else 0.0,
-            idle_timeout_s=kafka.idle_timeout_s if kafka else 0.0,
+            max_wait_s=stream.max_wait_s if stream else 0.0,
+            idle_timeout_s=stream.idle_timeout_s if stream else 0.0,
             drop_before=run.boundary if run.is_stream else None,
             max_future_s=pipeline.latest_event_time(config),
             mine=lambda split: owner(split, writer.world_size) == writer.rank,
@@ -254,12 +257,28 @@ def _open_feed(run: Run, learner: Learner, restored: Restored) -> DataFeed:
     return feed
 
 
-def _open_publication(run: Run, learner: Learner, restored: Restored) -> Publication | None:
-    if not run.config.train_config.publish.enabled:
+def _increments(run: Run) -> Increments | None:
+    """What incremental checkpoints build on; None if every checkpoint is to be full."""
+    config = run.config.train_config
+    wanted = run.is_stream if config.incremental_checkpoints is None else config.incremental_checkpoints
+    return Increments(run.start.own, config.fold_checkpoints_after) if wanted else None
+
+
+def _touched_rows(run: Run, learner: Learner) -> TouchedRows | None:
+    """The rows that steps change from now on; None if nobody wants to know them."""
+    if _increments(run) is None and not run.config.train_config.publish.enabled:
+        return None
+    touched = TouchedRows(learner.model.local_shards())
+    learner.model.on_lookup(touched.mark)
+    return touched
+
+
+def _open_publication(run: Run, learner: Learner, restored: Restored, touched: TouchedRows | None) -> Publication | None:
+    if touched is None or not run.config.train_config.publish.enabled:
         return None
     if run.start.snapshot is None:
         raise ConfigError(f"train_config.publish: {run.storage.url} holds no snapshot to publish on; export the parent there first")
-    publication = Publication(run, learner, restored)
+    publication = Publication(run, learner, restored, touched)
     run.resources.callback(publication.publisher.abort)
     return publication
 

@@ -14,9 +14,9 @@ import pyarrow as pa
 
 from tidemill.contracts.progress import SplitState
 from tidemill.data.assignment import Assigned, AssignmentBase, plan
-from tidemill.data.intervals import IntervalSet
+from tidemill.data.intervals import NOTHING, IntervalSet
 from tidemill.data.loader import Loader
-from tidemill.data.progress import Progress, verify_splits
+from tidemill.data.progress import Progress
 from tidemill.data.source import Source
 from tidemill.data.split import Delivery, Provenance, Split
 from tidemill.errors import SourceChangedError
@@ -128,7 +128,7 @@ class SourceContract(ABC):
         states = Progress().to_states(splits)
         source.close()
         source = self.make(tmp_path)
-        verify_splits(source, source.discover(), states)
+        source.resume(states)
         source.close()
         if not self.change(tmp_path):
             return
@@ -151,7 +151,8 @@ class SourceContract(ABC):
         """Train (that is: note) up to so many batches from where `progress` stands, as one rank of a new process."""
         source = self.make(directory)
         with closing(source):
-            splits = source.discover()
+            described = [state for state in progress.to_states([]) if state.fingerprint]
+            splits = source.resume(described)
             _, assigned = plan(splits, base, progress.done, *rank)
             wanted = None if source.bounded else self._left(directory, splits, assigned, progress)
             loader = Loader(
@@ -166,6 +167,9 @@ class SourceContract(ABC):
                 for delivery in _take(loader, batches, wanted):
                     (into or progress).advance(delivery.provenance)
                     deliveries.append(delivery)
+                trained = into or progress
+                parts = ((part.split, trained.done.get(part.split.id, NOTHING)) for part in assigned)
+                trained.describe(loader.describe(split, done) for split, done in parts)
                 return deliveries
 
     def _tables(
@@ -192,9 +196,9 @@ class SourceContract(ABC):
         """The progress after a trip through its document."""
         source = self.make(directory)
         with closing(source):
-            splits = source.discover()
+            described = [state for state in progress.to_states([]) if state.fingerprint]
+            splits = source.resume(described)
             states = progress.to_states(splits)
-            verify_splits(source, splits, states)
         return Progress.from_states(states)
 
     def _by_split(self, deliveries: Sequence[Delivery[list[str]]]) -> dict[str, list[str]]:
@@ -209,7 +213,7 @@ class SourceContract(ABC):
 
 def _refusal(source: Source, states: Sequence[SplitState]) -> str:
     try:
-        verify_splits(source, source.discover(), states)
+        source.resume(states)
     except SourceChangedError as error:
         return str(error)
     return ""

@@ -11,11 +11,12 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import fsspec
+import numpy as np
 import pyarrow as pa
 
 from tidemill.data.event_times import column_times
 from tidemill.data.split import RawBatch, Run, SplitId, largest
-from tidemill.errors import ConfigError, DataError, MissingExtraError, SourceChangedError, StorageError
+from tidemill.errors import ConfigError, DataError, MissingExtraError, SchemaError, SourceChangedError, StorageError
 
 T = TypeVar("T")
 
@@ -166,11 +167,71 @@ def compare(split: SplitId, saved: dict[str, Any], found: dict[str, Any], keys: 
 
 def timed_rows(split: SplitId, first: int, table: pa.Table, time_column: str | None) -> RawBatch:
     """Consecutive rows of a file from row number `first` on, with event times from a column of theirs."""
-    times = None
-    if time_column is not None:
-        times = column_times(table.column(time_column), where=f"{split.name}: column {time_column!r}")
+    times = times_of(table, time_column, split.name)
     run = Run(split, first, first + table.num_rows, table.num_rows, event_time=largest(times, 0, table.num_rows))
     return RawBatch(table, (run,), times)
+
+
+def times_of(table: pa.Table, time_column: str | None, path: str) -> np.ndarray | None:
+    """(n,) event times of a file's rows; None if no column has them."""
+    if time_column is None:
+        return None
+    return column_times(table.column(time_column), where=f"{path}: column {time_column!r}")
+
+
+class Reference:
+    """The types of the first file of a stream, which all later ones are read as. `columns`: those that are read."""
+
+    def __init__(self, schema: pa.Schema, columns: Collection[str], path: str) -> None:
+        self.schema = pa.schema([pa.field(name, plain_type(schema.field(name).type)) for name in columns])
+        self._path = path
+
+    def align(self, table: pa.Table, path: str) -> pa.Table:
+        """The rows of another file with the first's columns; narrower numbers are widened. Raises SchemaError naming column,
+        both types and both files."""
+        if table.schema.equals(self.schema):
+            return table
+        columns = []
+        for field in self.schema:
+            column = table.column(field.name)
+            if not widens(column.type, field.type):
+                types = f"{column.type}, but {field.type} in {self._path}"
+                raise SchemaError(f"{path}: column {field.name!r} is {types}; files of a stream must agree")
+            columns.append(column.cast(field.type))
+        return pa.Table.from_arrays(columns, schema=self.schema)
+
+
+def widens(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether every value of one plain type has the same value in the other."""
+    kinds = pa.types
+    if found == wanted or kinds.is_null(found):
+        return True
+    if kinds.is_list(found) and kinds.is_list(wanted):
+        return widens(found.value_type, wanted.value_type)
+    same = (kinds.is_signed_integer, kinds.is_unsigned_integer, kinds.is_floating)
+    return any(kind(found) and kind(wanted) for kind in same) and bool(found.bit_width <= wanted.bit_width)
+
+
+def plain(table: pa.Table) -> pa.Table:
+    """Rows with each column's plain type. Raises ArrowInvalid for text that is too much for it (2 GiB in one piece)."""
+    schema = pa.schema([pa.field(field.name, plain_type(field.type), field.nullable) for field in table.schema])
+    return table if schema.equals(table.schema) else table.cast(schema)
+
+
+def plain_type(found: pa.DataType) -> pa.DataType:
+    """The type that values are read as: writers differ in whether text and lists are large, or values kept in a dictionary."""
+    kinds = pa.types
+    if kinds.is_dictionary(found):
+        return plain_type(found.value_type)
+    if kinds.is_large_string(found) or kinds.is_string_view(found):
+        return pa.string()
+    if kinds.is_large_binary(found) or kinds.is_binary_view(found):
+        return pa.binary()
+    if kinds.is_list(found) or kinds.is_large_list(found) or kinds.is_fixed_size_list(found):
+        return pa.list_(plain_type(found.value_type))
+    if kinds.is_map(found):
+        return pa.map_(plain_type(found.key_type), plain_type(found.item_type))
+    return found
 
 
 def _gone(path: str) -> SourceChangedError:

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from tidemill.config.base import Config
 from tidemill.data.intervals import IntervalSet
 from tidemill.data.source import Source, SplitReader
-from tidemill.data.sources.files import FileSet, FoundFile, Place, compare, in_parallel, reading, timed_rows
+from tidemill.data.sources.files import FileSet, FoundFile, Place, compare, in_parallel, plain, plain_type, reading, timed_rows
 from tidemill.data.split import RawBatch, Split, SplitId
 from tidemill.errors import DataError, SchemaError
 
@@ -100,14 +100,22 @@ class ParquetSource(Source):
 
 
 class ParquetRows:
-    """An open file. Rows come as plain types: text isn't large, values aren't encoded by a dictionary."""
+    """An open file. Raises DataError if it isn't Parquet's. Rows come as plain types: text isn't large, values aren't encoded by a
+    dictionary."""
 
     def __init__(self, place: Place, path: str, columns: list[str]) -> None:
         self._path = path
         self._columns = columns
         self._stream = place.open(path, mapped=True)
         # Memory maps need no read-ahead; remote column chunks are better fetched in few large requests.
-        self._file = pq.ParquetFile(self._stream, pre_buffer=not place.is_local)
+        try:
+            with reading(path):
+                self._file = pq.ParquetFile(self._stream, pre_buffer=not place.is_local)
+        except (OSError, pa.ArrowException) as error:
+            self._stream.close()
+            raise DataError(f"{path}: not a Parquet file ({error})") from None
+        self.num_rows: int = self._file.metadata.num_rows
+        self.schema: pa.Schema = self._file.schema_arrow
 
     def pieces(self, wanted: IntervalSet) -> Generator[tuple[int, pa.Table], None, None]:
         """(number of the first row, rows), without reading row groups that hold none of the wanted rows.
@@ -174,25 +182,3 @@ def read_footer(place: Place, file: FoundFile) -> Footer:
         except (OSError, pa.ArrowException) as error:
             raise DataError(f"{file.path}: not a Parquet file ({error})") from None
         return Footer(found.metadata.num_rows, digest, found.schema_arrow)
-
-
-def plain(table: pa.Table) -> pa.Table:
-    """Rows with each column's plain type. Raises ArrowInvalid for text that is too much for it (2 GiB in one piece)."""
-    schema = pa.schema([pa.field(field.name, plain_type(field.type), field.nullable) for field in table.schema])
-    return table if schema.equals(table.schema) else table.cast(schema)
-
-
-def plain_type(found: pa.DataType) -> pa.DataType:
-    """The type that values are read as: writers differ in whether text and lists are large, or values kept in a dictionary."""
-    kinds = pa.types
-    if kinds.is_dictionary(found):
-        return plain_type(found.value_type)
-    if kinds.is_large_string(found) or kinds.is_string_view(found):
-        return pa.string()
-    if kinds.is_large_binary(found) or kinds.is_binary_view(found):
-        return pa.binary()
-    if kinds.is_list(found) or kinds.is_large_list(found) or kinds.is_fixed_size_list(found):
-        return pa.list_(plain_type(found.value_type))
-    if kinds.is_map(found):
-        return pa.map_(plain_type(found.key_type), plain_type(found.item_type))
-    return found

@@ -1,0 +1,305 @@
+"""A folder as a stream: files that appear in it are read once each, in the order of their names.
+
+A file belongs to a split by a hash of its name, so that ranks share a folder without a word between them. A split gives each file
+that it takes a number; a position is `number << FILE_ROW_BITS | row`. The numbers are kept in checkpoints beside the positions.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from tidemill.config.data import FolderConfig
+from tidemill.contracts.progress import FILE_ROW_BITS, SplitState
+from tidemill.data.assignment import Assigned
+from tidemill.data.intervals import IntervalSet
+from tidemill.data.source import Source, SplitReader
+from tidemill.data.sources.files import FoundFile, Reference, locate, reading, times_of
+from tidemill.data.sources.ipc import IpcRows
+from tidemill.data.sources.parquet import ParquetRows
+from tidemill.data.sources.taken import TakenFile, TakenFiles
+from tidemill.data.split import RawBatch, Run, Split, SplitId, largest
+from tidemill.errors import DataError, SchemaError, SourceChangedError, StorageError
+from tidemill.logs import log
+
+_IPC = (".arrow", ".ipc", ".feather")
+# Writers' own files: what isn't finished, and notes beside the data.
+_HIDDEN = (".", "_")
+
+
+class Rows(Protocol):
+    """An open file of rows."""
+
+    num_rows: int
+    schema: pa.Schema
+
+    def pieces(self, wanted: IntervalSet) -> Iterator[tuple[int, pa.Table]]:
+        """(number of the first row, rows) of what is wanted, in order."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class FolderSource(Source):
+    """The files below a folder (a path or URL) whose names match the config's pattern: Arrow files by their suffix, else Parquet.
+
+    `columns`: what to read; the event time's column is added. Files that begin with "." or "_", or lie in such a folder, are
+    left alone. Writers must write under such a name, and rename; a file that can't be read yet is tried again for
+    `incomplete_timeout_s`. A file that appears late is read all the same. One that changes is an error.
+    """
+
+    kind = "folder"
+    bounded = False
+    Config = FolderConfig
+
+    def __init__(self, config: FolderConfig, path: str, columns: Collection[str], *, event_time_column: str | None = None) -> None:
+        self.config = config
+        self.place, self.root = locate(path)
+        self.time_column = event_time_column
+        self.columns = list(dict.fromkeys([*columns, *([event_time_column] if event_time_column else [])]))
+        self._taken: dict[SplitId, TakenFiles] = {}
+
+    def discover(self) -> list[Split]:
+        """The splits: as many as the config says, whatever the folder holds. Raises DataError if it isn't a folder."""
+        if not self.place.files.isdir(self.root):
+            raise DataError(f"{self.url}: no such folder; make it before the stream starts")
+        number = self.config.num_splits
+        return [Split(SplitId(self.kind, f"{self.url}:{index}"), None, {"num_splits": number}) for index in range(number)]
+
+    def open(self, split: Split, remaining: IntervalSet | None, done: IntervalSet) -> SplitReader:
+        return self.open_all([Assigned(split, remaining, done)])
+
+    def open_all(self, assigned: Sequence[Assigned], mine: Callable[[SplitId], bool] | None = None) -> SplitReader:
+        """One reader of all the rank's splits, in the order of their files' names."""
+        parts = []
+        for part in assigned:
+            taken = self._taken[part.split.id] = TakenFiles(part.split.fingerprint)
+            parts.append(_Part(part.split.id, int(part.split.id.name.rpartition(":")[2]), taken, part.done))
+        return _FolderReader(self, parts)
+
+    def verify(self, split: Split, fingerprint: dict[str, Any]) -> None:
+        was, found = fingerprint.get("num_splits", self.config.num_splits), self.config.num_splits
+        if was != found:
+            raise SourceChangedError(f"{split.id}: the folder was read as {was} splits; set data_config.folder.num_splits to {was}")
+
+    def resumed(self, splits: Sequence[Split], states: Mapping[SplitId, SplitState]) -> list[Split]:
+        return [Split(s.id, None, states[s.id].fingerprint or s.fingerprint) if s.id in states else s for s in splits]
+
+    def describe(self, split: Split, done: IntervalSet) -> dict[str, Any]:
+        taken = self._taken.get(split.id)
+        if taken is None:
+            return split.fingerprint
+        return {"num_splits": self.config.num_splits, **taken.describe(done, time.monotonic())}
+
+    @property
+    def url(self) -> str:
+        """The folder's name: the same however its path was worded."""
+        return self.place.identity(self.root).rstrip("/")
+
+    def path(self, name: str) -> str:
+        return f"{self.url}/{name}"
+
+    def listing(self) -> dict[str, FoundFile]:
+        """All files that count, by their names below the folder. Raises StorageError."""
+        self.place.files.invalidate_cache()
+        try:
+            with reading(self.url):
+                infos = self.place.files.find(self.root, detail=True).values()
+        except OSError as error:
+            raise StorageError(f"{self.url}: {type(error).__name__}: {error}") from error
+        found = (self.place.found(info) for info in infos)
+        files = {file.path.removeprefix(self.url).lstrip("/"): file for file in found}
+        return {name: file for name, file in files.items() if self._counts(name)}
+
+    def split_of(self, name: str) -> int:
+        """The number of the split that a file belongs to."""
+        return zlib.crc32(name.encode()) % self.config.num_splits
+
+    def rows(self, name: str) -> Rows:
+        """A file, opened. Raises DataError if it can't be read, SchemaError naming a column that it lacks."""
+        path = self.path(name)
+        rows: Rows = (IpcRows if name.endswith(_IPC) else ParquetRows)(self.place, path, self.columns)
+        missing = [column for column in self.columns if column not in rows.schema.names]
+        if missing or rows.num_rows >> FILE_ROW_BITS:
+            rows.close()
+            if missing:
+                raise SchemaError(f"{path}: no column {missing[0]!r}; it has {', '.join(rows.schema.names)}")
+            raise DataError(f"{path}: {rows.num_rows} rows are too many for one file")
+        return rows
+
+    def _counts(self, name: str) -> bool:
+        *folders, own = name.split("/")
+        return fnmatchcase(own, self.config.pattern) and not any(part.startswith(_HIDDEN) for part in (*folders, own))
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One of the rank's splits."""
+
+    id: SplitId
+    number: int
+    taken: TakenFiles
+    done: IntervalSet
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenFile:
+    split: SplitId
+    file: TakenFile
+    rows: Rows
+    pieces: Iterator[tuple[int, pa.Table]]
+    reference: Reference
+
+
+class _FolderReader(SplitReader):
+    """First what an earlier run had taken and not finished, then new files in the order of their names."""
+
+    def __init__(self, source: FolderSource, parts: Sequence[_Part]) -> None:
+        self._source = source
+        self._parts = {part.number: part for part in parts}
+        left = [(file, part) for part in parts for file in part.taken.left(part.done)]
+        self._left = deque(sorted(left, key=lambda pair: (pair[0].name, pair[1].number)))
+        self._open: _OpenFile | None = None
+        self._pending: deque[tuple[str, FoundFile]] = deque()
+        self._waiting: frozenset[int] = frozenset(self._parts)
+        self._incomplete: dict[str, float] = {}
+        self._listed_at: float | None = None
+        self._failing_since: float | None = None
+        self._reference: Reference | None = None
+        self._pause = threading.Event()
+
+    def read(self, timeout_s: float) -> RawBatch | None:
+        until = time.monotonic() + timeout_s
+        while True:
+            if self._open is not None:
+                raw = self._next_rows(self._open)
+                if raw is not None:
+                    return raw
+            elif not self._open_next():
+                now = time.monotonic()
+                if now >= until or self._pause.wait(max(0.0, min(until, self._next_listing()) - now)):
+                    return None
+
+    def is_caught_up(self, split: SplitId) -> bool:
+        """Whether the newest listing shows no file of the split that is still to be read."""
+        return int(split.name.rpartition(":")[2]) not in self._waiting
+
+    def close(self) -> None:
+        self._pause.set()
+        if self._open is not None:
+            self._open.rows.close()
+            self._open = None
+
+    def _next_rows(self, opened: _OpenFile) -> RawBatch | None:
+        """The next rows of the open file; None, and it is closed, if there are no more."""
+        file, num_rows = opened.file, opened.rows.num_rows
+        first, table = next(opened.pieces, (num_rows, None))
+        if table is None or first + table.num_rows == num_rows:
+            opened.rows.close()
+            self._open = None
+        if table is None:
+            if num_rows:
+                return None
+            # Its positions are done with once a later row is trained.
+            run = Run(opened.split, file.start, file.stop, 0, gap=file.stop - file.start)
+            return RawBatch(opened.reference.schema.empty_table(), (run,))
+        path = self._source.path(file.name)
+        table = opened.reference.align(table, path)
+        times = times_of(table, self._source.time_column, path)
+        # The file's last row is done with all positions up to the next file's.
+        stop = file.stop if self._open is None else file.start + first + table.num_rows
+        run = Run(opened.split, file.start + first, stop, table.num_rows, event_time=largest(times, 0, table.num_rows))
+        return RawBatch(table, (run,), times)
+
+    def _open_next(self) -> bool:
+        """Open what is to be read next; False if there is nothing."""
+        if self._left:
+            file, part = self._left[0]
+            self._check_size(file, self._source.place.stat(self._source.path(file.name)).size)
+            self._opened(part, file, self._source.rows(file.name))
+            self._left.popleft()
+            return True
+        if not self._pending or time.monotonic() >= self._next_listing():
+            self._list()
+        while self._pending:
+            name, found = self._pending.popleft()
+            if self._take(name, found):
+                return True
+        return False
+
+    def _take(self, name: str, found: FoundFile) -> bool:
+        """Open a new file and give it its number; False if it isn't finished, or gone again."""
+        part = self._parts[self._source.split_of(name)]
+        try:
+            rows = self._source.rows(name)
+        except SchemaError:
+            raise
+        except SourceChangedError:
+            log.warning("%s appeared and is gone again; it wasn't read", found.path)
+            return False
+        except DataError as error:
+            since = self._incomplete.setdefault(name, time.monotonic())
+            timeout_s = self._source.config.incomplete_timeout_s
+            if time.monotonic() - since >= timeout_s:
+                raise DataError(
+                    f"{error}, for {timeout_s:g} s now. Remove it, or finish it; writers must write under a name that begins"
+                    " with '.' or '_', and rename the file once it is complete"
+                ) from None
+            return False
+        self._incomplete.pop(name, None)
+        self._opened(part, part.taken.take(name, found.size), rows)
+        return True
+
+    def _opened(self, part: _Part, file: TakenFile, rows: Rows) -> None:
+        wanted = IntervalSet.of([(file.start, file.start + rows.num_rows)]) - part.done
+        own = IntervalSet.of((start - file.start, stop - file.start) for start, stop in wanted)
+        path = self._source.path(file.name)
+        if self._reference is None:
+            self._reference = Reference(rows.schema, self._source.columns, path)
+        self._open = _OpenFile(part.id, file, rows, rows.pieces(own), self._reference)
+
+    def _list(self) -> None:
+        """Look what the folder holds. A store that can't be reached is tried again until `outage_timeout_s` is over."""
+        try:
+            files = self._source.listing()
+        except StorageError as error:
+            now = time.monotonic()
+            if self._failing_since is None:
+                self._failing_since = now
+                log.warning("%s; trying again", error)
+            if now - self._failing_since >= self._source.config.outage_timeout_s:
+                raise
+            self._listed_at = now
+            return
+        self._failing_since = None
+        self._listed_at = time.monotonic()
+        own = {name: file for name, file in sorted(files.items()) if self._source.split_of(name) in self._parts}
+        for part in self._parts.values():
+            part.taken.listed(own.keys(), self._listed_at)
+        new = []
+        for name, found in own.items():
+            taken = self._parts[self._source.split_of(name)].taken.get(name)
+            if taken is None:
+                new.append((name, found))
+            else:
+                self._check_size(taken, found.size)
+        self._pending = deque(new)
+        self._waiting = frozenset(self._source.split_of(name) for name, _ in new)
+
+    def _next_listing(self) -> float:
+        return 0.0 if self._listed_at is None else self._listed_at + self._source.config.poll_s
+
+    def _check_size(self, file: TakenFile, size: int) -> None:
+        if size != file.size:
+            raise SourceChangedError(
+                f"{self._source.path(file.name)}: it had {file.size} bytes when it was taken, and has {size}: files of a stream"
+                " must not change. Put it back; new rows belong in a new file"
+            )
