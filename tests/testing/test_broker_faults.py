@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, Producer, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tidemill.errors import TidemillError
@@ -167,9 +167,52 @@ def test_a_broker_that_is_down_comes_up_with_its_data(tmp_path):
         assert read_all(broker, "events") == ["patient"]
 
 
+@pytest.mark.parametrize("restart", [False, True])
+def test_offsets_without_a_message_are_passed_and_kept(tmp_path, restart):
+    """What compaction and transactions leave: a consumer that reads to the end gets beyond them."""
+    with DevelopmentBroker(tmp_path) as broker:
+        create_topic(broker, "events")
+        produce(broker, "events", ["a"])
+        broker.control("gap events 0 5")
+        produce(broker, "events", ["b"])
+        broker.control("marker events 0 commit")
+        broker.control("marker events 0 abort")
+        if restart:
+            broker.restart()
+        settings = {"group.id": "g", "enable.partition.eof": True, "check.crcs": True, **IMPATIENT}
+        consumer = Consumer({"bootstrap.servers": broker.bootstrap, **settings})
+        try:
+            consumer.assign([TopicPartition("events", 0, 0)])
+            seen: list[tuple[int | None, str]] = []
+            deadline = time.monotonic() + TIMEOUT_S
+            while not seen or seen[-1][1] != "end":
+                assert time.monotonic() < deadline
+                seen += [(m.offset(), "end" if m.error() else m.value().decode()) for m in consumer.consume(10, 0.1)]
+        finally:
+            consumer.close()
+        assert seen == [(0, "a"), (6, "b"), (9, "end")]
+
+
+def topic_id(broker: DevelopmentBroker, name: str) -> str:
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap, **IMPATIENT})
+    return str(admin.describe_topics(TopicCollection([name]))[name].result(TIMEOUT_S).topic_id)
+
+
+def test_a_topic_made_anew_has_another_id_and_keeps_it(tmp_path):
+    with DevelopmentBroker(tmp_path) as broker:
+        create_topic(broker, "events")
+        first = topic_id(broker, "events")
+        broker.restart()
+        assert topic_id(broker, "events") == first
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap, **IMPATIENT})
+        admin.delete_topics(["events"])["events"].result(TIMEOUT_S)
+        create_topic(broker, "events")
+        assert topic_id(broker, "events") != first
+
+
 def test_a_wrong_control_command_says_what_there_is(tmp_path):
     with DevelopmentBroker(tmp_path) as broker:
-        for command in ("explode", "rtt", "rtt fast", "err nothing 1 1", "err 0 1"):
+        for command in ("explode", "rtt", "rtt fast", "err nothing 1 1", "err 0 1", "gap events 9 1", "marker events 0 maybe"):
             with pytest.raises(TidemillError, match="commands: rtt MS"):
                 broker.control(command)
         assert broker.control("rtt 0") == "ok"

@@ -53,6 +53,7 @@ _TRANSIENT = {
     KafkaError._TIMED_OUT,
     KafkaError._TIMED_OUT_QUEUE,
     KafkaError._WAIT_COORD,
+    KafkaError._DESTROY_BROKER,
     # What the client says of a partition while it doesn't know its leader.
     KafkaError._UNKNOWN_PARTITION,
     KafkaError.LEADER_NOT_AVAILABLE,

@@ -1,4 +1,4 @@
-"""Requests about records: Produce, Fetch, ListOffsets, Metadata, InitProducerId."""
+"""Requests about records: Produce, Fetch, ListOffsets, InitProducerId."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from tidemill.testing.broker.log import Appended, PartitionLog
 from tidemill.testing.broker.protocol import ErrorCode, RequestReader, ResponseWriter
 from tidemill.testing.broker.state import Broker, Call
 
-_NODE_ID = 1
 _LATEST, _EARLIEST = -1, -2
 
 
@@ -214,44 +213,6 @@ def _find_offset(log: PartitionLog, timestamp_ms: int) -> tuple[int, int]:
     if timestamp_ms == _EARLIEST:
         return -1, log.start_offset
     return log.find_time(timestamp_ms) or (-1, -1)
-
-
-async def metadata(broker: Broker, call: Call) -> ResponseWriter:
-    body, version = call.body, call.version
-    names = body.nullable_array(body.string)
-    may_create = body.boolean() if version >= 4 else True
-    if names is None or (version == 0 and not names):
-        names = broker.topics.names
-    elif may_create and broker.options.auto_create:
-        for name in names:
-            broker.topics.create(name, broker.options.auto_create)
-    response = ResponseWriter()
-    if version >= 3:
-        response.int32(0)
-    response.int32(1).int32(_NODE_ID).string(call.host).int32(call.port)
-    if version >= 1:
-        response.string(None)  # rack
-    if version >= 2:
-        response.string(broker.topics.cluster_id)
-    if version >= 1:
-        response.int32(_NODE_ID)  # controller
-    response.int32(len(names))
-    for name in names:
-        _write_topic(response, name, len(broker.topics.partitions(name)), version)
-    return response
-
-
-def _write_topic(response: ResponseWriter, name: str, num_partitions: int, version: int) -> None:
-    response.int16(ErrorCode.NONE if num_partitions else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION).string(name)
-    if version >= 1:
-        response.int8(0)  # not internal
-    response.int32(num_partitions)
-    for index in range(num_partitions):
-        response.int16(ErrorCode.NONE).int32(index).int32(_NODE_ID)
-        response.int32(1).int32(_NODE_ID)  # replicas
-        response.int32(1).int32(_NODE_ID)  # in-sync replicas
-        if version >= 5:
-            response.int32(0)  # offline replicas
 
 
 async def init_producer_id(broker: Broker, call: Call) -> ResponseWriter:

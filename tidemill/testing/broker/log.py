@@ -87,8 +87,16 @@ class PartitionLog:
         repeated = self._check_sequence(header)
         if repeated is not None:
             return repeated
+        return self._store(header, bytearray(records))
+
+    def append_own(self, batch: bytearray) -> None:
+        """Store a batch that no producer could send: what compaction or a transaction leaves."""
+        header = read_header(batch)
+        assert header is not None
+        self._store(header, batch)
+
+    def _store(self, header: BatchHeader, batch: bytearray) -> Appended:
         base_offset = self.next_offset
-        batch = bytearray(records)
         set_base_offset(batch, base_offset)
         try:
             self._write(batch)

@@ -1,7 +1,8 @@
 """The part of Kafka's wire protocol that the development broker speaks: request and response primitives, API keys, error codes.
 
-Only "non-flexible" API versions are offered (no compact strings, no tagged fields), so four integer widths, strings, byte
-blocks and arrays are the whole vocabulary. Source: the Apache Kafka protocol guide.
+Nearly only "non-flexible" API versions are offered (no compact strings, no tagged fields), so four integer widths, strings, byte
+blocks and arrays are the vocabulary; the compact forms are there for Metadata, which tells topics' ids in flexible versions only.
+Source: the Apache Kafka protocol guide.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from enum import IntEnum
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from tidemill.errors import DataError
 
@@ -61,6 +62,7 @@ class ErrorCode(IntEnum):
     MEMBER_ID_REQUIRED = 79
     FENCED_INSTANCE_ID = 82
     INVALID_RECORD = 87
+    UNKNOWN_TOPIC_ID = 100
 
 
 class MalformedRequestError(DataError):
@@ -126,6 +128,42 @@ class RequestReader:
         """A byte block; null reads as empty. The view shares the request's memory."""
         return self._block(max(self.int32(), 0))
 
+    def raw(self, length: int) -> bytes:
+        return bytes(self._block(length))
+
+    def uvarint(self) -> int:
+        value = shift = 0
+        while True:
+            byte = self.int8() & 0xFF
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value
+            shift += 7
+            if shift > 28:
+                raise MalformedRequestError("a variable-length number of more than 5 bytes")
+
+    def compact_string(self) -> str | None:
+        """A nullable string in its compact form."""
+        length = self.uvarint() - 1
+        if length < 0:
+            return None
+        try:
+            return str(self._block(length), "utf-8")
+        except UnicodeDecodeError as error:
+            raise MalformedRequestError(f"a string in the request is not UTF-8: {error}") from error
+
+    def compact_array(self, read_item: Callable[[], Item]) -> list[Item] | None:
+        count = self.uvarint() - 1
+        if count > len(self._buffer) - self._position:
+            raise MalformedRequestError(f"array of {count} items in {len(self._buffer) - self._position} bytes")
+        return None if count < 0 else [read_item() for _ in range(count)]
+
+    def tags(self) -> None:
+        """Skip tagged fields: none of them matters here."""
+        for _ in range(self.uvarint()):
+            self.uvarint()
+            self._block(self.uvarint())
+
     def nullable_array(self, read_item: Callable[[], Item]) -> list[Item] | None:
         count = self.int32()
         # An item has at least one byte, so a larger count is a lie: refuse before looping over it.
@@ -148,33 +186,51 @@ class ResponseWriter:
     def __len__(self) -> int:
         return sum(map(len, self.chunks))
 
-    def int8(self, value: int) -> ResponseWriter:
+    def int8(self, value: int) -> Self:
         self.chunks.append(_INT8.pack(value))
         return self
 
-    def int16(self, value: int) -> ResponseWriter:
+    def int16(self, value: int) -> Self:
         self.chunks.append(_INT16.pack(value))
         return self
 
-    def int32(self, value: int) -> ResponseWriter:
+    def int32(self, value: int) -> Self:
         self.chunks.append(_INT32.pack(value))
         return self
 
-    def int64(self, value: int) -> ResponseWriter:
+    def int64(self, value: int) -> Self:
         self.chunks.append(_INT64.pack(value))
         return self
 
-    def string(self, text: str | None) -> ResponseWriter:
+    def string(self, text: str | None) -> Self:
         if text is None:
             return self.int16(-1)
         encoded = text.encode()
         self.int16(len(encoded)).chunks.append(encoded)
         return self
 
-    def data(self, block: bytes | memoryview) -> ResponseWriter:
+    def uvarint(self, value: int) -> Self:
+        encoded = bytearray()
+        while value > 0x7F:
+            encoded.append(value & 0x7F | 0x80)
+            value >>= 7
+        encoded.append(value)
+        return self.raw(bytes(encoded))
+
+    def compact_string(self, text: str | None) -> Self:
+        if text is None:
+            return self.uvarint(0)
+        encoded = text.encode()
+        return self.uvarint(len(encoded) + 1).raw(encoded)
+
+    def tags(self) -> Self:
+        """No tagged fields."""
+        return self.uvarint(0)
+
+    def data(self, block: bytes | memoryview) -> Self:
         self.int32(len(block)).chunks.append(block)
         return self
 
-    def raw(self, block: bytes) -> ResponseWriter:
+    def raw(self, block: bytes) -> Self:
         self.chunks.append(block)
         return self

@@ -15,6 +15,11 @@ _HEADER = struct.Struct(">qiibIhiqqqhii")
 _BASE_OFFSET = struct.Struct(">q")
 _LEADER_EPOCH = struct.Struct(">i")
 _LEADER_EPOCH_AT = 12
+_CHECKSUM = struct.Struct(">I")
+_CHECKSUM_AT = 17
+_CONTROL_KEY = struct.Struct(">hh")
+_CONTROL_VALUE = struct.Struct(">hi")
+_TRANSACTIONAL, _CONTROL = 0x10, 0x20
 
 HEADER_BYTES = _HEADER.size
 MAGIC = 2
@@ -78,6 +83,51 @@ def read_header(buffer: bytes | bytearray | memoryview) -> BatchHeader | None:
 def set_base_offset(batch: bytearray, base_offset: int) -> None:
     _BASE_OFFSET.pack_into(batch, 0, base_offset)
     _LEADER_EPOCH.pack_into(batch, _LEADER_EPOCH_AT, 0)
+
+
+def emptied_batch(count: int, timestamp_ms: int) -> bytearray:
+    """What compaction leaves of a batch of which it has removed all `count` records: its header, which keeps the offsets."""
+    return _batch(b"", attributes=0, num_offsets=count, num_records=0, timestamp_ms=timestamp_ms)
+
+
+def transaction_marker(commit: bool, timestamp_ms: int) -> bytearray:
+    """The control record that ends a transaction; clients never show it, but it has an offset."""
+    key, value = _CONTROL_KEY.pack(0, int(commit)), _CONTROL_VALUE.pack(0, 0)
+    # Attributes, timestamp and offset deltas, key, value, no headers; lengths are zigzag varints, all below 64.
+    body = bytes([0, 0, 0, 2 * len(key)]) + key + bytes([2 * len(value)]) + value + bytes([0])
+    record = bytes([2 * len(body)]) + body
+    return _batch(record, attributes=_TRANSACTIONAL | _CONTROL, num_offsets=1, num_records=1, timestamp_ms=timestamp_ms)
+
+
+def _batch(records: bytes, *, attributes: int, num_offsets: int, num_records: int, timestamp_ms: int) -> bytearray:
+    header = BatchHeader(
+        base_offset=0,
+        length=HEADER_BYTES + len(records) - _BYTES_BEFORE_LENGTH_COUNTS,
+        leader_epoch=0,
+        magic=MAGIC,
+        checksum=0,
+        attributes=attributes,
+        last_offset_delta=num_offsets - 1,
+        base_timestamp=timestamp_ms,
+        max_timestamp=timestamp_ms,
+        producer_id=-1,
+        producer_epoch=-1,
+        base_sequence=-1,
+        num_records=num_records,
+    )
+    batch = bytearray(_HEADER.pack(*header) + records)
+    _CHECKSUM.pack_into(batch, _CHECKSUM_AT, _crc32c(batch[_CHECKSUM_AT + _CHECKSUM.size :]))
+    return batch
+
+
+def _crc32c(data: bytes | bytearray) -> int:
+    """The checksum of batches (Castagnoli's polynomial), bit by bit: for a few small ones."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
 
 
 def record_times(header: BatchHeader, body: bytes) -> Iterator[RecordTime]:

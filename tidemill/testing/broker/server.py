@@ -12,11 +12,13 @@ import resource
 import signal
 import socket
 import struct
+import time
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 from tidemill.errors import ConfigError
-from tidemill.testing.broker import admin_api, data_api, group_api
+from tidemill.testing.broker import admin_api, data_api, group_api, metadata_api, records
+from tidemill.testing.broker.log import PartitionLog
 from tidemill.testing.broker.protocol import (
     ApiKey,
     ErrorCode,
@@ -39,6 +41,7 @@ _READ_AHEAD_BYTES = 1 << 20
 # again, and a client that keeps trying to connect to it can't by accident get it as its own.
 _FREE_PORTS = range(20000, 32000)
 _PORT_ATTEMPTS = 200
+_COMMANDS = "rtt MS | err API CODE COUNT | down | up | gap TOPIC PARTITION COUNT | marker TOPIC PARTITION commit/abort | stats"
 _LENGTH = struct.Struct(">i")
 _RESPONSE_HEADER = struct.Struct(">ii")
 
@@ -48,6 +51,8 @@ Handler = Callable[[Broker, Call], Awaitable[ResponseWriter | None]]
 class _Api(NamedTuple):
     max_version: int
     handle: Handler
+    flexible_from: int = 1 << 15
+    """The first version whose headers have tagged fields."""
 
 
 class _RequestHeader(NamedTuple):
@@ -60,7 +65,7 @@ _APIS: dict[int, _Api] = {
     ApiKey.PRODUCE: _Api(7, data_api.produce),
     ApiKey.FETCH: _Api(11, data_api.fetch),
     ApiKey.LIST_OFFSETS: _Api(3, data_api.list_offsets),
-    ApiKey.METADATA: _Api(5, data_api.metadata),
+    ApiKey.METADATA: _Api(12, metadata_api.metadata, metadata_api.FLEXIBLE_FROM),
     ApiKey.INIT_PRODUCER_ID: _Api(1, data_api.init_producer_id),
     ApiKey.OFFSET_COMMIT: _Api(5, group_api.offset_commit),
     ApiKey.OFFSET_FETCH: _Api(4, group_api.offset_fetch),
@@ -168,10 +173,14 @@ class BrokerServer:
         body = await self._read_request(reader)
         header = _RequestHeader(body.int16(), body.int16(), body.int32())
         body.nullable_string()  # client id
+        is_flexible = False
         if header.api == ApiKey.API_VERSIONS:
             response: ResponseWriter | None = _api_versions(header.version)
         else:
             api = _find_api(header)
+            is_flexible = header.version >= api.flexible_from
+            if is_flexible:
+                body.tags()
             error = self._broker.faults.take_error(ApiKey(header.api))
             if error == DROP_REQUEST:
                 return False
@@ -184,7 +193,8 @@ class BrokerServer:
                 return False
         self._broker.counts[ApiKey(header.api).name.lower()] += 1
         if response is not None:
-            writer.write(_RESPONSE_HEADER.pack(len(response) + 4, header.correlation_id))
+            tags = b"\0" if is_flexible else b""
+            writer.write(_RESPONSE_HEADER.pack(len(response) + 4 + len(tags), header.correlation_id) + tags)
             writer.writelines(response.chunks)
             await writer.drain()
         return True
@@ -202,7 +212,7 @@ class BrokerServer:
                 try:
                     answer = self._control(line.decode().split())
                 except (ValueError, KeyError, IndexError) as error:
-                    answer = f"error: {error!r}; commands: rtt MS | err API CODE COUNT | down | up | stats"
+                    answer = f"error: {error!r}; commands: {_COMMANDS}"
                 writer.write(f"{answer}\n".encode())
                 await writer.drain()
         except (ConnectionError, ValueError):
@@ -222,11 +232,25 @@ class BrokerServer:
                 self._drop_connections()
             case ["up"]:
                 faults.down = False
+            case ["gap", topic, partition, count]:
+                self._log(topic, partition).append_own(records.emptied_batch(int(count), _now_ms()))
+            case ["marker", topic, partition, "commit" | "abort" as kind]:
+                self._log(topic, partition).append_own(records.transaction_marker(kind == "commit", _now_ms()))
             case ["stats"]:
                 return json.dumps(dict(self._broker.counts), sort_keys=True)
             case _:
                 raise ValueError(" ".join(words))
         return "ok"
+
+    def _log(self, topic: str, partition: str) -> PartitionLog:
+        log = self._broker.topics.partition(topic, int(partition))
+        if log is None:
+            raise ValueError(f"no partition {topic}:{partition}")
+        return log
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)
 
 
 def _parse_api(text: str) -> ApiKey:

@@ -2,7 +2,7 @@
 
 lock             held by the one broker that writes here
 broker.json      where that broker listens (written by the server)
-topics.json      cluster id, partitions and start offsets of every topic
+topics.json      cluster id; id, partitions and start offsets of every topic
 offsets.jsonl    committed offsets, one a line, later lines win; rewritten at start
 topics/T/N.log   record batches of partition N of topic T
 """
@@ -82,6 +82,8 @@ class TopicStore:
         self._fsync = fsync
         self._topics: dict[str, list[PartitionLog]] = {}
         saved = json.loads(self._catalog.read_text()) if self._catalog.exists() else {}
+        # A topic that an older broker made has none saved, and gets one now.
+        self._ids = {name: uuid.UUID(saved.get("topic_ids", {}).get(name) or uuid.uuid4().hex) for name in saved.get("topics", {})}
         self.cluster_id: str = saved.get("cluster_id") or uuid.uuid4().hex[:22]
         for name, start_offsets in saved.get("topics", {}).items():
             self._open(name, start_offsets)
@@ -101,6 +103,13 @@ class TopicStore:
         logs = self._topics.get(topic, [])
         return logs[index] if 0 <= index < len(logs) else None
 
+    def topic_id(self, topic: str) -> uuid.UUID:
+        """The identity of a topic that is there; another one for each topic, also of the same name."""
+        return self._ids[topic]
+
+    def name_of(self, topic_id: bytes) -> str | None:
+        return next((name for name, known in self._ids.items() if known.bytes == topic_id), None)
+
     def new_producer_id(self) -> int:
         self._last_producer_id += 1
         return self._last_producer_id
@@ -117,6 +126,7 @@ class TopicStore:
         if not error:
             # What a killed broker left of a deleted topic of the same name must not come back to life.
             shutil.rmtree(self._folder / topic, ignore_errors=True)
+            self._ids[topic] = uuid.uuid4()
             self._open(topic, [0] * num_partitions)
             self._save()
         return error
@@ -125,6 +135,7 @@ class TopicStore:
         logs = self._topics.pop(topic, None)
         if logs is None:
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        del self._ids[topic]
         self._save()
         for log in logs:
             log.close()
@@ -166,7 +177,9 @@ class TopicStore:
 
     def _save(self) -> None:
         topics = {name: [log.start_offset for log in logs] for name, logs in self._topics.items()}
-        write_atomically(self._catalog, json.dumps({"cluster_id": self.cluster_id, "topics": topics}, indent=1))
+        ids = {name: topic_id.hex for name, topic_id in self._ids.items()}
+        catalog = {"cluster_id": self.cluster_id, "topics": topics, "topic_ids": ids}
+        write_atomically(self._catalog, json.dumps(catalog, indent=1))
 
 
 class OffsetStore:
