@@ -67,8 +67,8 @@ def assign(splits: Sequence[Split], done: Done, world_size: int, rank: int) -> l
     """The rank's share of what is left, in the order of `splits`.
 
     Bounded: the rows left of all splits, laid end to end, are dealt in one contiguous stretch a rank whose sizes differ by at
-    most 1; splits of which the rank has no row are left out. Unbounded: a split belongs to one rank as a whole, to its
-    `owner`. Over all ranks each row is dealt once.
+    most 1; of splits that are read in turn each rank gets a stretch. Splits of which the rank has no row are left out.
+    Unbounded: a split belongs to one rank as a whole, to its `owner`. Over all ranks each row is dealt once.
     """
     ordered = sorted(splits, key=lambda split: _place(split.id))
     unbounded = [split for split in ordered if split.num_rows is None and owner(split.id, world_size) == rank]
@@ -97,17 +97,31 @@ def plan(
 
 def _deal(splits: Sequence[Split], done: Done, world_size: int, rank: int) -> list[Assigned]:
     left = [IntervalSet.of([(0, split.num_rows or 0)]) - done.get(split.id, NOTHING) for split in splits]
-    share, extra = divmod(sum(rows.count() for rows in left), world_size)
-    first = rank * share + min(rank, extra)
-    stop = first + share + (rank < extra)
+    total = sum(rows.count() for rows in left)
     dealt: list[Assigned] = []
     before = 0
     for split, rows in zip(splits, left, strict=True):
-        mine = rows.slice(max(first - before, 0), max(stop - before, 0))
+        after = before + rows.count()
+        # Rows are counted over all splits that are left. Read in turn, a split's own rows go to all ranks; what a rank got of the
+        # splits up to one differs by at most 1 from what another did, so that all of them reach the next one at the same step.
+        shares = [_share(after, world_size, of) - _share(before, world_size, of) for of in range(world_size)]
+        first = sum(shares[:rank]) if split.in_turn else max(_first(total, world_size, rank) - before, 0)
+        stop = first + shares[rank] if split.in_turn else max(_first(total, world_size, rank + 1) - before, 0)
+        mine = rows.slice(first, stop)
         if mine:
             dealt.append(Assigned(split, mine, done.get(split.id, NOTHING)))
-        before += rows.count()
+        before = after
     return dealt
+
+
+def _share(rows: int, world_size: int, rank: int) -> int:
+    """How many of so many rows a rank gets."""
+    return rows // world_size + (rank < rows % world_size)
+
+
+def _first(rows: int, world_size: int, rank: int) -> int:
+    """Where a rank's share of so many rows begins."""
+    return rank * (rows // world_size) + min(rank, rows % world_size)
 
 
 def owner(split: SplitId, world_size: int) -> int:

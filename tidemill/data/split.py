@@ -25,11 +25,15 @@ class SplitId:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A split as discovered. `num_rows` None: unbounded. `fingerprint`: what must not change between runs."""
+    """A split as discovered. `num_rows` None: unbounded. `fingerprint`: what must not change between runs.
+
+    `in_turn`: every rank reads a share of it before any of them goes on to the next split.
+    """
 
     id: SplitId
     num_rows: int | None
     fingerprint: dict[str, Any] = field(default_factory=dict)
+    in_turn: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,10 +107,9 @@ class Wanted:
 
 
 def make_source(config: PipelineConfig, features: FeatureSet, *, path: str, boundary: float | None = None) -> Source:
-    """The source of `path` (the train or the eval input): a table if it is an `odps://` address, else what dataset_type says; a stream
-    is evaluated on Parquet files.
+    """The source of `path` (the train or the eval input): a table if it is an `odps://` address, else what dataset_type says.
 
-    `boundary`: event time at which a stream begins.
+    A stream is evaluated on Parquet files, or on a table. `boundary`: event time at which a stream begins.
     """
     kind = config.data_config.source_kind
     if is_stream(config) and path != config.train_input_path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -104,7 +104,7 @@ class ArrowTableClient:
     def describe(self, session_id: str, *, refresh: bool) -> Session:
         return _session(self._client.get_read_session(SessionRequest(session_id, refresh=refresh)))
 
-    def read(self, session_id: str, start: int, count: int) -> Iterator[pa.RecordBatch]:
+    def read(self, session_id: str, start: int, count: int) -> Generator[pa.RecordBatch, None, None]:
         stream = self._client.read_rows_stream(
             ReadRowsRequest(
                 session_id, row_index=start, row_count=count, max_batch_rows=MAX_BATCH_ROWS, compression=self._compression

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -48,6 +48,6 @@ class TableClient(Protocol):
         """The session as it stands; `refresh`: its day begins anew."""
         ...
 
-    def read(self, session_id: str, start: int, count: int) -> Iterator[pa.RecordBatch]:
+    def read(self, session_id: str, start: int, count: int) -> Generator[pa.RecordBatch, None, None]:
         """Rows [start, start + count) of a session. It may end early without an error: count what comes."""
         ...
