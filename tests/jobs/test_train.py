@@ -8,6 +8,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
@@ -15,10 +17,11 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.jobs.conftest import BATCH, BOUNDARY, DATE, TOPIC, pipeline_config, rows
-from tidemill.checkpoint.discovery import read_dataloader_state
+from tidemill.checkpoint.discovery import read_checkpoint, read_dataloader_state
+from tidemill.checkpoint.restore import dense_tensors, read_table
 from tidemill.config.pipeline import PipelineConfig
 from tidemill.contracts.checkpoint import CheckpointManifest
-from tidemill.errors import ConfigError, LineageError
+from tidemill.errors import ConfigError, DataError, LineageError, SchemaError
 from tidemill.jobs import pipeline
 from tidemill.jobs.place import place_of
 from tidemill.jobs.report import open_handover
@@ -27,6 +30,7 @@ from tidemill.jobs.start import Start, read_snapshot
 from tidemill.jobs.train import TrainRequest, train
 from tidemill.lineage.records import run_records
 from tidemill.lineage.terms import Writer
+from tidemill.models.metrics import scored_rows
 from tidemill.storage.backends.local import LocalStorage
 from tidemill.testing.broker import DevelopmentBroker
 from tidemill.testing.rank_threads import ThreadGroup, run_threads
@@ -46,6 +50,14 @@ def written(tmp_path: Path, day: Path) -> Path:
     path = tmp_path / "pipeline.yaml"
     path.write_text(yaml.safe_dump(pipeline_config(tmp_path / "root", day)))
     return path
+
+
+def newest_arrays(folder: Path) -> dict[str, np.ndarray]:
+    """Everything that the newest checkpoint holds of the model."""
+    storage = LocalStorage(folder)
+    _, manifest = read_checkpoint(storage)
+    arrays = {spec.name: read_table(storage, manifest, spec.name) for spec in manifest.tables}
+    return arrays | {name: tensor.numpy() for name, tensor in dense_tensors(storage, manifest).items()}
 
 
 def states(folder: Path) -> list[tuple[int, int, bool]]:
@@ -80,7 +92,103 @@ def test_a_stream_says_what_it_left_out(tmp_path: Path, written: Path) -> None:
         overrides = {"model_dir": str(tmp_path / "stream"), "train_input_path": TOPIC, "eval_input_path": ""}
         assert train(TrainRequest(str(written), overrides, json.dumps(edits))) == 0
         (record,) = run_records(LocalStorage(tmp_path / "stream"))
-        assert record.details == {"rows_before_boundary": late, "event_times_refused": 0}
+        assert record.details == {
+            "rows_before_boundary": late,
+            "rows_late": 0,
+            "rows_oversized": 0,
+            "rows_remainder": 0,
+            "event_times_refused": 0,
+            "event_times": {f"{TOPIC}:0": BOUNDARY + taken - 1},
+            "idle_partitions": [],
+        }
+
+
+@pytest.mark.usefixtures("quiet")
+def test_shuffled_weighted_rows_by_cost_are_trained_by_several_threads_and_resumed_bitwise(tmp_path: Path, written: Path) -> None:
+    """Two passes at once, and the same with a kill exactly at the end of the first: equal to the last bit."""
+    edits = {
+        "train_config.num_steps": None,
+        "train_config.num_epochs": 2,
+        "train_config.save_checkpoints_epochs": 1,
+        "data_config.shuffle": True,
+        "data_config.shuffle_buffer_size": 2,
+        "data_config.reader_threads": 2,
+        "data_config.transform_threads": 2,
+        "data_config.sample_cost_field": "price",
+        "data_config.batch_cost_size": 6,
+        "data_config.sample_weight_fields": ["price"],
+    }
+
+    def run(folder: Path, **more: object) -> int:
+        overrides = {"model_dir": str(folder), "eval_input_path": ""}
+        return train(TrainRequest(str(written), overrides, json.dumps(edits | more), continue_train=True))
+
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    assert run(whole) == 0
+    saved = states(whole)
+    per_pass = next(step for step, passes, _ in saved if passes == 1)
+    assert per_pass > 3, "cost makes more batches than rows would"
+    assert [(passes, begun) for step, passes, begun in saved if step == per_pass] == [(1, False)]
+    assert run(halves, **{"train_config.num_epochs": 1}) == 0
+    assert states(halves)[-1] == (per_pass, 1, False)
+    assert run(halves) == 0
+    assert states(halves) == saved
+    one, other = (newest_arrays(folder) for folder in (whole, halves))
+    assert one.keys() == other.keys()
+    for name, values in one.items():
+        np.testing.assert_array_equal(values, other[name], err_msg=name)
+    assert run(halves) == 0, "a finished job that goes on"
+    assert states(halves) == saved
+
+
+def test_the_first_sample_weight_field_weighs_the_rows(written: Path) -> None:
+    edits = json.dumps({"data_config.sample_weight_fields": ["price"]})
+    config = pipeline.load(written, edits=edits).config
+    features = pipeline.feature_set(config)
+    table = rows(5, BOUNDARY, seed=3)
+    batch = pipeline.labelled(features, "click")(table, 8)
+    np.testing.assert_array_equal(batch.weights.numpy(), [*table["price"].to_numpy().astype(np.float32), 0, 0, 0])
+    scored = scored_rows(batch, np.full(5, 0.5, np.float32), "click", ())
+    np.testing.assert_array_equal(scored.weights, batch.weights[:5].numpy())
+    negative = table.set_column(table.schema.get_field_index("price"), "price", pa.array([1.0, -1.0, 0.0, 0.0, 0.0]))
+    with pytest.raises(DataError, match="sample weight 'price', row 1: -1.0 is negative"):
+        pipeline.labelled(features, "click")(negative, 8)
+
+
+@pytest.mark.usefixtures("quiet")
+def test_an_input_without_rows_is_an_error_that_leaves_no_checkpoint(tmp_path: Path, written: Path, day: Path) -> None:
+    pq.write_table(rows(3, BOUNDARY - 1000, seed=0).slice(0, 0), day / "a.parquet")
+    overrides = {"model_dir": str(tmp_path / "model"), "eval_input_path": ""}
+    with pytest.raises(DataError, match="holds no row to train on"):
+        train(TrainRequest(str(written), overrides))
+    (record,) = run_records(LocalStorage(tmp_path / "model"))
+    assert (record.status, states(tmp_path / "model")) == ("failed", [])
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize(
+    ("label", "text"),
+    [
+        (pa.array([0.0, 1.0, 0.25]), ""),
+        (pa.array([True, False, True]), ""),
+        (pa.array([0, 1, 1], pa.int32()), ""),
+        (pa.array([0, 1, 2]), "label column 'click', row 2: value 2 isn't in 0..1, as binary_cross_entropy needs"),
+        (pa.array([0, None, 1]), "label column 'click', row 1: value None isn't a finite number"),
+        (pa.array(["0", "1", "1"]), "label column 'click' has type string; accepted: float32, float64, int32, int64, bool"),
+        (pa.array([[0], [1], [1]]), "label column 'click' has type list"),
+    ],
+)
+def test_kinds_of_labels(tmp_path: Path, written: Path, day: Path, label: pa.Array, text: str) -> None:
+    table = rows(3, BOUNDARY - 1000, seed=0)
+    pq.write_table(table.set_column(table.schema.get_field_index("click"), "click", label), day / "a.parquet")
+    overrides = {"model_dir": str(tmp_path / "model"), "eval_input_path": ""}
+    edits = json.dumps({"train_config.num_steps": 1})
+    if not text:
+        assert train(TrainRequest(str(written), overrides, edits)) == 0
+        return
+    with pytest.raises((DataError, SchemaError)) as raised:
+        train(TrainRequest(str(written), overrides, edits))
+    assert text in str(raised.value)
 
 
 class Sharing:

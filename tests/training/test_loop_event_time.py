@@ -42,7 +42,9 @@ def saved_steps(times, *, interval_s=0.0, targets=(), steps=0, state=None, setti
         pytest.param([50, 60], {"targets": [50]}, [], id="a target that the first value has reached is past"),
         pytest.param([10, 70, 80], {"targets": [50, 60]}, [2], id="two targets passed at once save once"),
         pytest.param([10, 60, 60, 60, 100, 120], {"interval_s": 100, "targets": [55]}, [2, 5], id="buckets and targets"),
-        pytest.param([10, 110, 110, 150, 150], {"interval_s": 100, "steps": 2}, [2, 4], id="a crossing on a step save is one save"),
+        pytest.param(
+            [10, 20, 110, 120, 120, 120, 150], {"interval_s": 100, "steps": 3}, [3, 6], id="a crossing on a step save is one save"
+        ),
         pytest.param([10, 20, 110, 120, 130, 140], {"interval_s": 100, "steps": 3}, [3, 6], id="a step save moves the reference"),
         pytest.param([None, 10, None, 110], {"interval_s": 100}, [4], id="rows without a time"),
         pytest.param([math.nan, 10, math.nan, 110], {"interval_s": 100}, [4], id="NaN, which is what the loader makes of infinity"),
