@@ -40,6 +40,12 @@ class BackgroundWorker(Generic[T]):
         with self._changed:
             return self._error is None and not self._closed and self._pending < self._capacity
 
+    @property
+    def busy(self) -> bool:
+        """Whether anything is pending."""
+        with self._changed:
+            return self._pending > 0
+
     def submit(self, item: T, *, deadline_s: float = 60.0) -> None:
         """Queue an item. Raises the worker's own error, or DeadlineError if no place becomes free in time."""
         with self._changed:

@@ -77,13 +77,20 @@ def capture_of(shards: Sequence[LocalShard], rank: int, world_size: int, step: i
         step=step,
         examples=10 * step,
         watermark=1.7e9 + step,
+        full=True,
         tables=(staging or Staging()).copy(shards),
-        dense={"layer.weight": np.full((2, 2), step, np.float32)} if rank == 0 else None,
-        dense_optimizer={"layer.weight/exp_avg": np.full((2, 2), -step, np.float32)} if rank == 0 else None,
+        dense_files=dense_files(step) if rank == 0 else {},
         splits=splits,
         rank_state={"feed": state, "random": {"torch": np.full(3, rank, np.uint8)}},
         shared_state={"passes_completed": 1, "schedule": {"steps": step}},
     )
+
+
+def dense_files(step: int) -> dict[str, dict[str, np.ndarray]]:
+    return {
+        "dense": {"layer.weight": np.full((2, 2), step, np.float32)},
+        "dense_optimizer": {"layer.weight/exp_avg": np.full((2, 2), -step, np.float32)},
+    }
 
 
 class Ranks:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tidemill.contracts.base import Document
-from tidemill.contracts.checkpoint import CheckpointManifest, CheckpointPart, ParentCheckpoint, RankState
+from tidemill.contracts.checkpoint import CheckpointManifest, CheckpointPart, FoldPart, ParentCheckpoint, RankState
 from tidemill.contracts.files import FileEntry, TableFile, TableSpec
 from tidemill.contracts.lineage import Deployment, LineageRecord, RunRecord, TermRecord
 from tidemill.contracts.output import OutputManifest
@@ -45,7 +45,9 @@ EXAMPLES: tuple[Document, ...] = (
         files={"dense": entry("model.ckpt-200/00000002/dense.safetensors")},
         splits=[SPLIT, FILE_SPLIT],
         state=RANK_STATE,
+        damage=None,
     ),
+    FoldPart(table_files=[WEIGHTS], optimizer_files=[OPTIMIZER]),
     CheckpointManifest(
         step=200,
         term=2,
@@ -57,6 +59,7 @@ EXAMPLES: tuple[Document, ...] = (
         tables=[TABLE],
         table_files=[WEIGHTS],
         optimizer_files=[OPTIMIZER],
+        increments=0,
         files={"dense": entry("model.ckpt-200/00000002/dense.safetensors"), "pipeline": entry("model.ckpt-200/00000002/pipeline")},
         rank_states=[RANK_STATE],
         watermark=WATERMARK,

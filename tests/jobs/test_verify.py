@@ -32,10 +32,11 @@ def change_row(lineage: Path, step: int, table: str, row: int) -> None:
 
 def replace(storage: LocalStorage, key: str, manifest: CheckpointManifest, old: FileEntry, new: object) -> None:
     entry = FileEntry(key=new.key, size=new.size, sha256=new.sha256)  # type: ignore[attr-defined]
-    text = manifest.to_bytes().decode()
+    text = manifest.model_dump_json()
     for name in ("key", "sha256"):
         text = text.replace(getattr(old, name), getattr(entry, name))
-    storage.write(key, text.replace(f'"size": {old.size}\n', f'"size": {entry.size}\n').encode())
+    changed = CheckpointManifest.model_validate_json(text.replace(f'"size":{old.size},', f'"size":{entry.size},'))
+    storage.write(key, changed.to_bytes())
 
 
 def test_a_run_that_ended_well_serves_exactly_what_it_trained(life) -> None:

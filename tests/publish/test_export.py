@@ -75,7 +75,7 @@ def job(request, tmp_path) -> Iterator[Job]:
 def _save(sharded: ShardedModel, model: RecModel, storage: Storage, step: int) -> StoredCheckpoint:
     manager = CheckpointManager(storage, Writer(1, "daily", 0, 1), tables=list(model.plan.tables), pipeline="model_config: {}")
     dense = {name: tensor.detach().numpy().copy() for name, tensor in sharded.dense_state().items()}
-    manager.save(Capture(step, 300, 99.0, Staging().copy(sharded.local_shards()), dense, None, [], {}, {}))
+    manager.save(Capture(step, 300, 99.0, True, Staging().copy(sharded.local_shards()), {"dense": dense}, [], {}, {}))
     manager.close(deadline_s=20)
     return StoredCheckpoint(storage, manager.newest[1])
 

@@ -26,7 +26,7 @@ def latest_checkpoint(storage: Storage) -> tuple[str, CheckpointManifest] | None
     One whose manifest is torn or missing, or which lacks a file, is named in the log and skipped. Raises CheckpointError if
     some were saved, and all of them are damaged: what they held mustn't be begun again unasked.
     """
-    found = {info.key: info.size for info in storage.list("model.ckpt-")}
+    found = list_checkpoints(storage)
     manifests = checkpoint_keys(found)
     _name_unfinished(storage, found, manifests.values())
     newest = _newest_whole(storage, manifests, found)
@@ -44,12 +44,18 @@ def read_checkpoint(storage: Storage, step: int | None = None) -> tuple[str, Che
     if step is None:
         newest = latest_checkpoint(storage)
     else:
-        found = {info.key: info.size for info in storage.list(f"{layout.checkpoint(step)}/")}
-        newest = _newest_whole(storage, checkpoint_keys(found), found)
+        # An incremental one lists files of others.
+        found = list_checkpoints(storage)
+        newest = _newest_whole(storage, {at: key for at, key in checkpoint_keys(found).items() if at[1] == step}, found)
     if newest is None:
         of_step = "" if step is None else f" of step {step}"
         raise CheckpointError(f"{storage.url}: no whole checkpoint{of_step} (model.ckpt-N/manifest-*.json)")
     return newest
+
+
+def list_checkpoints(storage: Storage) -> dict[str, int]:
+    """Size by key, of everything in the folders of checkpoints."""
+    return {info.key: info.size for info in storage.list("model.ckpt-")}
 
 
 def checkpoint_keys(keys: Iterable[str]) -> dict[tuple[int, int], str]:

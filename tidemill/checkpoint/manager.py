@@ -4,33 +4,31 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
 
 from tidemill import logs
-from tidemill.checkpoint.capture import Capture, TableCapture
+from tidemill.checkpoint.capture import Capture
+from tidemill.checkpoint.chain import Chain, chain_of, extend, replace, require_all_rows, require_present
+from tidemill.checkpoint.discovery import list_checkpoints
+from tidemill.checkpoint.fold import Fold, Folder, RowRange
+from tidemill.checkpoint.parts import write_capture
 from tidemill.checkpoint.retention import prune
 from tidemill.clock import Clock, SystemClock
 from tidemill.contracts import layout
-from tidemill.contracts.checkpoint import CheckpointManifest, CheckpointPart, ParentCheckpoint, RankState
-from tidemill.contracts.files import FileEntry, TableFile, TableSpec
+from tidemill.contracts.checkpoint import CheckpointManifest, CheckpointPart, ParentCheckpoint
+from tidemill.contracts.files import FileEntry, TableSpec
 from tidemill.contracts.progress import DataloaderState
 from tidemill.data.progress import merge_states
-from tidemill.errors import CheckpointError, DeadlineError, StorageError
+from tidemill.errors import CorruptError, DeadlineError, StorageError
 from tidemill.lineage.terms import Writer, require_unfenced
-from tidemill.storage.arrays import write_arrays
 from tidemill.storage.base import Storage
 from tidemill.storage.commit import create_once
 from tidemill.storage.files import write_file
 from tidemill.storage.parts import await_parts, write_part
-from tidemill.storage.shards import TableShard, write_shards
 from tidemill.workers import BackgroundWorker
 
 log = logging.getLogger(__name__)
-
 
 _TRIES = 3
 """How often a rank tries to write its part; the others would wait for it in vain."""
@@ -41,6 +39,17 @@ _RETRY_PAUSE_S = 1.0
 class _Job:
     number: int
     capture: Capture
+
+
+@dataclass(frozen=True, slots=True)
+class Increments:
+    """Incremental checkpoints: `base`: the checkpoint that the live tables were restored from, if it is of this folder.
+
+    `fold_after`: after so many of them their chain is folded into full shards.
+    """
+
+    base: CheckpointManifest | None
+    fold_after: int
 
 
 class CheckpointManager:
@@ -59,20 +68,29 @@ class CheckpointManager:
         parent: ParentCheckpoint | None = None,
         pipeline: str = "",
         keep: int = 0,
+        increments: Increments | None = None,
         part_timeout_s: float = 180.0,
         clock: Clock | None = None,
     ) -> None:
+        """`increments`: None: every checkpoint is full."""
         self._storage = storage
         self._writer = writer
         self._tables = tables
         self._parent = parent
         self._pipeline = pipeline.encode()
         self._keep = keep
+        self._increments = increments
         self._part_timeout_s = part_timeout_s
         self._clock = clock or SystemClock()
         self._number = 0
         self._settled = (0, False)
         self._newest: tuple[str, CheckpointManifest] | None = None
+        self._base = increments.base if increments else None
+        """Rank 0: what the next incremental checkpoint builds on."""
+        self._has_base = self._base is not None
+        self._since_fold = self._base.increments if self._base else 0
+        self._saving: Capture | None = None
+        self._fold = Folder(storage, writer, clock=self._clock)
         self._worker: BackgroundWorker[_Job] = BackgroundWorker("checkpoint", self._save, clock=self._clock)
 
     @property
@@ -90,22 +108,55 @@ class CheckpointManager:
         """Whether `save` would return at once."""
         return self._worker.ready
 
+    @property
+    def folding(self) -> bool:
+        """Whether this rank's share of a fold is under way."""
+        return self._fold.busy
+
+    @property
+    def wants_full(self) -> bool:
+        """Whether the next capture must be full; the same on all ranks, once they know how the last save ended.
+
+        It is whenever the last save wasn't committed: so nobody need know which rows that one held.
+        """
+        return self._increments is None or not self._has_base
+
     def save(self, capture: Capture) -> int:
         """Hand over a capture; its arrays must not change until the save is settled. Returns the save's number."""
         self._number += 1
+        self._saving = capture
         self._worker.submit(_Job(self._number, capture))
         return self._number
+
+    def on_settled(self, number: int, committed: bool) -> None:
+        """Rank 0's word on the last save. Every rank takes it at the same SyncPoint, and folds at the same checkpoints."""
+        capture, increments = self._saving, self._increments
+        self._has_base, self._saving = committed, None
+        if capture is None or increments is None or not committed:
+            return
+        if capture.full:
+            self._since_fold = 0
+            self._fold.drop()
+            return
+        self._since_fold += 1
+        if self._since_fold >= increments.fold_after:
+            self._since_fold = 0
+            ranges = [RowRange(table.table, table.row_start, table.row_stop) for table in capture.tables]
+            self._fold.begin(capture.step, ranges, chain_of(self._base) if self._writer.rank == 0 and self._base else None)
 
     def check(self) -> None:
         """Raise FencedError, or the error of a bug, if saving has stopped for good."""
         self._worker.check()
+        self._fold.check()
 
     def close(self, *, deadline_s: float) -> None:
-        """Finish the running save and stop."""
+        """Finish the running save and stop. A fold under way is given up."""
+        self._fold.abort()
         self._worker.close(deadline_s=deadline_s)
 
     def abort(self) -> None:
         """Stop without waiting; a save under way may or may not be committed."""
+        self._fold.abort()
         self._worker.abort()
 
     def _save(self, job: _Job) -> None:
@@ -113,17 +164,28 @@ class CheckpointManager:
         step = job.capture.step
         try:
             self._write_part_patiently(job)
-            if self._writer.rank == 0:
-                self._commit(job)
+            manifest = self._commit(job) if self._writer.rank == 0 else None
         except (StorageError, DeadlineError) as error:
             log.error("checkpoint at step %d wasn't saved: %s", step, error)
             logs.event("checkpoint.failed", step=step, error=str(error))
             self._settled = (job.number, False)
             return
         self._settled = (job.number, True)
-        if self._writer.rank == 0:
-            logs.event("checkpoint.saved", step=step, term=self._writer.term, seconds=self._clock.monotonic() - started)
-            prune(self._storage, keep=self._keep)
+        if manifest is not None:
+            seconds = self._clock.monotonic() - started
+            logs.event("checkpoint.saved", step=step, term=self._writer.term, seconds=seconds, increments=manifest.increments)
+            self._prune()
+
+    def _prune(self) -> None:
+        """Delete old checkpoints, unless another run has taken over: it may build on them."""
+        if self._keep <= 0:
+            return
+        try:
+            require_unfenced(self._storage, self._writer.term)
+        except StorageError as error:
+            log.warning("old checkpoints not deleted: %s", error)
+            return
+        prune(self._storage, keep=self._keep, spare=self._fold.pending_folder)
 
     def _folder(self, job: _Job) -> str:
         # The number keeps a second save at the same step away from the parts of the first.
@@ -142,62 +204,66 @@ class CheckpointManager:
         raise AssertionError("the last try returns or raises")
 
     def _write_part(self, job: _Job) -> None:
-        capture, rank = job.capture, self._writer.rank
-        folder = self._folder(job)
-        files: dict[str, FileEntry] = {}
-        if capture.dense is not None:
-            files["dense"] = write_arrays(self._storage, f"{folder}/dense.safetensors", capture.dense)
-        if capture.dense_optimizer is not None:
-            files["dense_optimizer"] = write_arrays(self._storage, f"{folder}/dense_optimizer.safetensors", capture.dense_optimizer)
-        part = CheckpointPart(
-            table_files=[self._write_table(folder, table, {"weight": table.weight}, "tables") for table in capture.tables],
-            optimizer_files=[
-                self._write_table(folder, table, table.optimizer, "optimizer") for table in capture.tables if table.optimizer
-            ],
-            files=files,
-            splits=capture.splits,
-            state=self._write_rank_state(f"{folder}/state-{rank:05d}.safetensors", capture.rank_state),
-        )
+        rank, folder = self._writer.rank, self._folder(job)
+        # A full save builds on nothing, so what is wrong with earlier files is no matter.
+        damage = None if job.capture.full else self._fold.damage
+        part = write_capture(self._storage, folder, rank, job.capture, damage)
         write_part(self._storage, folder, rank, part.to_bytes())
 
-    def _write_table(self, folder: str, table: TableCapture, tensors: Mapping[str, np.ndarray], kind: str) -> TableFile:
-        key = f"{folder}/{kind}/{table.table}-{table.row_start:012d}.safetensors"
-        shard = TableShard(table.table, table.row_start, table.row_stop, None, dict(tensors))
-        return TableFile(
-            table=table.table,
-            file=write_shards(self._storage, key, [shard]),
-            row_start=table.row_start,
-            row_stop=table.row_stop,
-        )
-
-    def _write_rank_state(self, key: str, state: Mapping[str, Mapping[str, Any]]) -> RankState:
-        arrays: dict[str, np.ndarray] = {}
-        values: dict[str, Any] = {}
-        for owner, fields in state.items():
-            if "/" in owner:
-                raise ValueError(f"state owner {owner!r}: '/' separates owner and array in the file")
-            arrays |= {f"{owner}/{name}": value for name, value in fields.items() if isinstance(value, np.ndarray)}
-            values[owner] = {name: value for name, value in fields.items() if not isinstance(value, np.ndarray)}
-        stored = write_arrays(self._storage, key, arrays) if arrays else None
-        return RankState(rank=self._writer.rank, arrays=stored, values=values)
-
-    def _commit(self, job: _Job) -> None:
+    def _commit(self, job: _Job) -> CheckpointManifest:
         capture, writer = job.capture, self._writer
         folder = self._folder(job)
         documents = await_parts(self._storage, folder, writer.world_size, self._part_timeout_s, self._clock)
         parts = [CheckpointPart.parse(document, where=f"{folder} part {n}") for n, document in enumerate(documents)]
-        _require_all_rows(self._tables, [file for part in parts for file in part.table_files])
+        adopted, below = (None, None) if capture.full else self._below(parts)
+        chain = extend(below, parts)
+        require_all_rows(self._tables, chain.tables)
+        manifest = self._manifest(capture, parts, chain, self._write_shared_files(capture, parts, folder))
+        key = layout.checkpoint_manifest(capture.step, writer.term)
+        require_unfenced(self._storage, writer.term)
+        if not create_once(self._storage, key, manifest.to_bytes(), clock=self._clock):
+            manifest = self._own_earlier(key)
+        self._newest = (key, manifest)
+        self._base = manifest
+        if capture.full or adopted:
+            self._fold.drop()
+        return manifest
+
+    def _below(self, parts: Sequence[CheckpointPart]) -> tuple[Fold | None, Chain]:
+        """What an incremental checkpoint builds on, and the fold in it, if one has been finished.
+
+        Raises CorruptError if files of it are damaged, as far as any rank knows.
+        """
+        assert self._base is not None
+        for rank, part in enumerate(parts):
+            if part.damage:
+                raise CorruptError(f"rank {rank}: {part.damage}")
+        chain = chain_of(self._base)
+        finished = self._fold.finished()
+        fold = None
+        if finished is not None:
+            fold, fold_parts = finished
+            chain = replace(chain, fold.chain or Chain([], []), fold_parts)
+        require_present(chain, list_checkpoints(self._storage))
+        return fold, chain
+
+    def _write_shared_files(self, capture: Capture, parts: Sequence[CheckpointPart], folder: str) -> dict[str, FileEntry]:
         dataloader_state = DataloaderState(
             passes_completed=int(capture.shared_state.get("passes_completed", 0)),
             splits=merge_states(part.splits for part in parts),
             watermark=capture.watermark,
         )
-        files = {
+        return {
             **parts[0].files,
             "dataloader_state": write_file(self._storage, f"{folder}/{layout.DATALOADER_STATE}", dataloader_state.to_bytes()),
             "pipeline": write_file(self._storage, f"{folder}/{layout.PIPELINE}", self._pipeline),
         }
-        manifest = CheckpointManifest(
+
+    def _manifest(
+        self, capture: Capture, parts: Sequence[CheckpointPart], chain: Chain, files: dict[str, FileEntry]
+    ) -> CheckpointManifest:
+        writer = self._writer
+        return CheckpointManifest(
             step=capture.step,
             term=writer.term,
             run_id=writer.run_id,
@@ -206,19 +272,15 @@ class CheckpointManager:
             world_size=writer.world_size,
             examples=capture.examples,
             tables=self._tables,
-            table_files=[file for part in parts for file in part.table_files],
-            optimizer_files=[file for part in parts for file in part.optimizer_files],
+            table_files=chain.tables,
+            optimizer_files=chain.optimizer,
+            increments=chain.increments,
             files=files,
             rank_states=[part.state for part in parts],
             watermark=capture.watermark,
             parent=self._parent,
             state=capture.shared_state,
         )
-        key = layout.checkpoint_manifest(capture.step, writer.term)
-        require_unfenced(self._storage, writer.term)
-        if not create_once(self._storage, key, manifest.to_bytes(), clock=self._clock):
-            manifest = self._own_earlier(key)
-        self._newest = (key, manifest)
 
     def _own_earlier(self, key: str) -> CheckpointManifest:
         """What holds the key: this run's earlier save of the same step, of which the store had said that it failed, is as good."""
@@ -226,13 +288,3 @@ class CheckpointManager:
         if earlier.run_id != self._writer.run_id:
             raise StorageError(f"{self._storage.url}/{key} is of run {earlier.run_id}; nothing was replaced")
         return earlier
-
-
-def _require_all_rows(tables: Sequence[TableSpec], files: Sequence[TableFile]) -> None:
-    """Raises CheckpointError if the parts don't hold every row of every table exactly once: they could never be restored."""
-    for table in tables:
-        ranges = sorted((file.row_start or 0, file.row_stop or 0) for file in files if file.table == table.name)
-        held = [(start, stop) for start, stop in ranges if start < stop]
-        edges = [0, *(stop for _, stop in held)]
-        if edges[:-1] != [start for start, _ in held] or edges[-1] != table.num_embeddings:
-            raise CheckpointError(f"table {table.name!r}: the ranks hold rows {held}, not [0, {table.num_embeddings})")

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
+from tidemill.checkpoint.chain import overlapping
 from tidemill.checkpoint.discovery import read_arrays_of
 from tidemill.contracts.checkpoint import CheckpointManifest
-from tidemill.contracts.files import FileEntry, TableFile, TableSpec
+from tidemill.contracts.files import TableSpec
 from tidemill.distributed.sharding import LocalShard
 from tidemill.errors import CheckpointError
 from tidemill.storage.base import Storage
-from tidemill.storage.shards import TableShard, assemble, read_shards
+from tidemill.storage.shards import TableShard, assemble
 
 
 def restore_tables(
@@ -37,10 +38,10 @@ def restore_tables(
             raise CheckpointError(f"{storage.url}: table {table.name!r} has {sizes}")
     for shard in shards:
         _require_fitting(storage, manifest, specs.get(shard.table), shard)
-        weights = _overlapping(storage, manifest.table_files, shard.table, shard.row_start, shard.row_stop)
+        weights = overlapping(storage, manifest.table_files, shard.table, shard.row_start, shard.row_stop)
         _fill(storage, shard, "weight", shard.weight, weights)
         if optimizer and shard.optimizer:
-            states = _overlapping(storage, manifest.optimizer_files, shard.table, shard.row_start, shard.row_stop)
+            states = overlapping(storage, manifest.optimizer_files, shard.table, shard.row_start, shard.row_stop)
             for name, live in shard.optimizer.items():
                 _fill(storage, shard, name, live, states)
 
@@ -51,7 +52,7 @@ def read_table(storage: Storage, manifest: CheckpointManifest, table: str, tenso
     if spec is None:
         raise CheckpointError(f"{storage.url}: step {manifest.step} has no table {table!r}")
     files = manifest.table_files if tensor == "weight" else manifest.optimizer_files
-    return assemble(_overlapping(storage, files, table, 0, spec.num_embeddings), table, tensor, 0, spec.num_embeddings)
+    return assemble(overlapping(storage, files, table, 0, spec.num_embeddings), table, tensor, 0, spec.num_embeddings)
 
 
 def dense_tensors(storage: Storage, manifest: CheckpointManifest) -> dict[str, torch.Tensor]:
@@ -68,20 +69,6 @@ def _require_fitting(storage: Storage, manifest: CheckpointManifest, spec: Table
             f"{storage.url}: table {shard.table!r} is {spec.num_embeddings} x {spec.embedding_dim} in the checkpoint,"
             f" the model wants rows to {shard.row_stop} x {shard.weight.shape[1]}"
         )
-
-
-def _overlapping(storage: Storage, files: Iterable[TableFile], table: str, start: int, stop: int) -> list[TableShard]:
-    return [shard for file in files if _overlaps(file, table, start, stop) for shard in _read(storage, file.file)]
-
-
-def _overlaps(file: TableFile, table: str, start: int, stop: int) -> bool:
-    if file.table != table:
-        return False
-    return file.row_start is None or file.row_stop is None or (file.row_start < stop and file.row_stop > start)
-
-
-def _read(storage: Storage, entry: FileEntry) -> list[TableShard]:
-    return read_shards(storage, entry.key, sha256=entry.sha256, size=entry.size)
 
 
 def _fill(storage: Storage, shard: LocalShard, tensor: str, live: torch.Tensor, saved: Sequence[TableShard]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from tidemill.contracts.base import Document, Part
+from tidemill.contracts.base import Document, Part, Upgrade
 from tidemill.contracts.files import FileEntry, TableFile, TableSpec
 from tidemill.contracts.progress import SplitState
 
@@ -33,19 +33,38 @@ class CheckpointPart(Document):
     """What one rank wrote of a checkpoint; rank 0 waits for all of them before it writes the manifest."""
 
     schema_name: ClassVar[str] = "checkpoint_part"
+    schema_version: ClassVar[int] = 2
+    upgrades: ClassVar[dict[int, Upgrade]] = {1: lambda body: {**body, "damage": None}}
 
     table_files: list[TableFile]
     optimizer_files: list[TableFile]
     files: dict[str, FileEntry]
-    """Rank 0 only: "dense" and "dense_optimizer"."""
+    """Rank 0 only: the dense ones of the manifest's."""
     splits: list[SplitState]
     state: RankState
+    damage: str | None
+    """What this rank found wrong with the files that an incremental checkpoint would build on."""
+
+
+class FoldPart(Document):
+    """One rank's full shards, folded from a checkpoint's files; a later checkpoint lists all ranks' in their place."""
+
+    schema_name: ClassVar[str] = "checkpoint_fold"
+
+    table_files: list[TableFile]
+    optimizer_files: list[TableFile]
 
 
 class CheckpointManifest(Document):
-    """`manifest-<term>.json`, written last: the checkpoint exists if and only if this file does."""
+    """`manifest-<term>.json`, written last: the checkpoint exists if and only if this file does.
+
+    An incremental checkpoint lists files of earlier ones too: full shards first, then touched rows from the oldest to the newest.
+    """
 
     schema_name: ClassVar[str] = "checkpoint"
+    schema_version: ClassVar[int] = 2
+    upgrades: ClassVar[dict[int, Upgrade]] = {1: lambda body: {**body, "increments": 0}}
+    sealed_from: ClassVar[int | None] = 2
 
     step: int
     term: int
@@ -57,10 +76,14 @@ class CheckpointManifest(Document):
     """Cumulative examples trained, the parents' included."""
     tables: list[TableSpec]
     table_files: list[TableFile]
+    """In order: rows of a later file replace those of an earlier one."""
     optimizer_files: list[TableFile]
-    """Optimizer state of the tables' rows: files of their own, so that an export can link the weights alone."""
+    """Optimizer state of the tables' rows, in order: files of their own, so that an export can link the weights alone."""
+    increments: int
+    """How many sets of touched rows follow the full shards."""
     files: dict[str, FileEntry]
-    """"dense", "dense_optimizer", "dataloader_state" and "pipeline"."""
+    """"dense", "dense_optimizer", "dataloader_state" and "pipeline"; "dense_gradients" within an accumulation; "dense_ema": the
+    averaged weights, complete, if they are kept."""
     rank_states: list[RankState]
     watermark: float | None
     parent: ParentCheckpoint | None

@@ -17,13 +17,15 @@ class TableFile(Part):
     """A file with rows of one embedding table, or part of one (D12).
 
     Tensors inside: `<table>/weight` (rows, dim), and for a sorted set of rows `<table>/ids` (rows,) int64; a deletion has ids only,
-    named `<table>/deleted`. `row_start`/`row_stop`: the range that the file covers in full; both None for a set of rows.
+    named `<table>/deleted`. `row_start`/`row_stop`: the range that the file covers; both None for a set of rows from anywhere.
+    `subset`: it holds some rows of the range, not all.
     """
 
     table: str
     file: FileEntry
     row_start: int | None = None
     row_stop: int | None = None
+    subset: bool = False
 
 
 class TableSpec(Part):

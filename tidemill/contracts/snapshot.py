@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from tidemill.contracts.base import Document, Part
+from tidemill.contracts.base import Document, Part, Upgrade
 from tidemill.contracts.files import FileEntry, TableFile, TableSpec
 
 
@@ -57,6 +57,9 @@ class SnapshotManifest(Document):
     """`snapshot.json`, written last. Lists every file; never points outside its lineage folder."""
 
     schema_name: ClassVar[str] = "snapshot"
+    schema_version: ClassVar[int] = 2
+    upgrades: ClassVar[dict[int, Upgrade]] = {1: lambda body: body}
+    sealed_from: ClassVar[int | None] = 2
 
     model: str
     """The model's name in requests: the config's model kind unless set."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from tidemill.checkpoint.restore import dense_tensors, restore_tables
 from tidemill.config.pipeline import PipelineConfig
 from tidemill.contracts.checkpoint import CheckpointManifest
@@ -29,6 +31,13 @@ class Learner:
     model: ShardedModel
     optimizers: Optimizers
     step: TrainStep
+
+    def dense_files(self) -> dict[str, dict[str, np.ndarray]]:
+        """A copy of everything dense that a checkpoint holds, by the names of its files; the same on all ranks."""
+        return {
+            "dense": {name: np.array(tensor.detach().cpu().numpy()) for name, tensor in self.model.dense_state().items()},
+            "dense_optimizer": self.optimizers.dense_optimizer_state(),
+        }
 
     def restore_weights(self, storage: Storage, manifest: CheckpointManifest, *, optimizer: bool = True) -> None:
         """Take a checkpoint's weights. Collective.

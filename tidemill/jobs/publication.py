@@ -91,11 +91,11 @@ class Probes:
 class Publication:
     """What a publishing run adds to a training run. Construct it after the weights are restored, before training. Collective."""
 
-    def __init__(self, run: Run, learner: Learner, restored: Restored) -> None:
+    def __init__(self, run: Run, learner: Learner, restored: Restored, touched: TouchedRows) -> None:
         storage, writer, model = run.storage, run.start.writer, learner.model
         shards = model.local_shards()
         rank = run.rank
-        self.touched = TouchedRows(shards)
+        self.touched = touched
         self.cursor = PublishCursor(snapshot_digest(storage))
         restored.load("touched", self.touched)
         restored.load("cursor", self.cursor)
@@ -111,4 +111,3 @@ class Publication:
             sequence=opened,
             settings=PublishSettings(gate=gate, part_timeout_s=run.config.train_config.publish.part_timeout_s),
         )
-        model.on_lookup(self.touched.mark)
