@@ -15,6 +15,7 @@ FARM_HASH = "USE_FARM_HASH_TO_BUCKETIZE"
 ODPS_REFRESH_INTERVAL = "ODPS_READ_SESSION_REFRESH_INTERVAL"
 ODPS_CONFIG_FILE = "ODPS_CONFIG_FILE_PATH"
 ODPS_ENDPOINT = "ODPS_ENDPOINT"
+ODPS_TABLE_LIFECYCLE = "ODPS_TABLE_LIFECYCLE"
 ALIBABA_CLOUD = (
     "ALIBABA_CLOUD_CREDENTIALS_URI",
     "ALIBABA_CLOUD_SECURITY_TOKEN",
@@ -133,6 +134,12 @@ def odps_credentials(environ: Mapping[str, str] | None = None) -> OdpsCredential
         f"no MaxCompute credentials: set {ODPS_CONFIG_FILE} to a file with lines access_id=, access_key= and end_point=,"
         f" or write such a file to ~/.odps_config.ini, or set one of {', '.join(ALIBABA_CLOUD)} and {ODPS_ENDPOINT}"
     )
+
+
+def odps_table_lifecycle(environ: Mapping[str, str] | None = None) -> int | None:
+    """Days that a table made here lives without being touched; None: as long as the project says. Raises ConfigError."""
+    source = os.environ if environ is None else environ
+    return _integer(source, ODPS_TABLE_LIFECYCLE, 0) or None
 
 
 def _odps_file(path: Path, found_in: str) -> OdpsCredentials:
