@@ -94,6 +94,7 @@ class ArrowDecoder(Decoder):
     def _fit(self, table: pa.Table) -> pa.Table:
         # Offsets that point outside would crash the process when the rows are used, not here.
         table.validate(full=True)
+        self._fitting.check(table.schema)
         return self._fitting.fit(table)
 
     def _batches(self, message: bytes | None) -> tuple[pa.Schema, list[pa.RecordBatch]]:

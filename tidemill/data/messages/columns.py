@@ -17,6 +17,7 @@ Columns that aren't wanted, their order, nullability and metadata don't matter.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,7 +27,7 @@ from tidemill.logs import event, log
 
 _MOST_SCHEMAS = 64
 _TEXT = (pa.string(), pa.large_string(), pa.string_view())
-_Column = pa.ChunkedArray | pa.Array
+_Column: TypeAlias = pa.ChunkedArray | pa.Array
 
 
 class Fitting:
@@ -40,6 +41,7 @@ class Fitting:
         self._columns = columns
         self._where = where
         self._known: list[tuple[pa.Schema, list[int]]] = []
+        self._first: pa.Schema | None = None
         self._told: set[str] = set()
         known = columns is not None and all(kind is not None for kind in columns.values())
         self.schema: pa.Schema | None = pa.schema(list(columns.items())) if columns and known else None
@@ -51,8 +53,15 @@ class Fitting:
         return None if self._columns is None else list(self._columns)
 
     def check(self, found: pa.Schema) -> None:
-        """Raises ColumnError for the first column that is missing or doesn't fit."""
+        """Take a schema as what messages have, and say once how it differs from the first. Raises ColumnError for the first column
+        that is missing or doesn't fit."""
         self._plan(found)
+        if self._first is None:
+            self._first = found
+        elif not found.equals(self._first):
+            self._tell(_change(self._first, found))
+        elif found.metadata != self._first.metadata:
+            self._tell("metadata")
 
     def fit(self, table: pa.Table) -> pa.Table:
         """The table in `schema`. Raises ColumnError as `check` does, ArrowInvalid for a number that can't be held exactly."""
@@ -68,14 +77,10 @@ class Fitting:
         """Which of its columns is each of the wanted ones."""
         for schema, indices in self._known:
             if found.equals(schema):
-                if found.metadata != schema.metadata:
-                    self._tell("metadata")
                 return indices
         if self.schema is None:
             self.schema = _first_schema(self._columns, found)
         indices = [_index(found, field) for field in self.schema]
-        if self._known:
-            self._tell(_change(self._known[0][0], found))
         if len(self._known) < _MOST_SCHEMAS:
             self._known.append((found, indices))
         return indices

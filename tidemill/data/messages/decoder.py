@@ -46,10 +46,6 @@ class Decoder(ABC):
     def decode(self, messages: Sequence[bytes | None]) -> Decoded:
         """All rows of all messages. Never raises for what a message holds; DeadlineError if a schema can't be fetched now."""
 
-    def close(self) -> None:
-        """Give up connections. Idempotent."""
-        return
-
 
 class ColumnError(ValueError):
     """A column of a message's schema that doesn't fit."""

@@ -11,15 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import pyarrow as pa
-
 from tidemill.config.data import KafkaConfig
 from tidemill.contracts.progress import ROW_BITS, SplitState
 from tidemill.data.assignment import Assigned
 from tidemill.data.intervals import IntervalSet
-from tidemill.data.messages.arrow import ArrowDecoder
-from tidemill.data.messages.decoder import Decoder
-from tidemill.data.messages.json import JsonDecoder
+from tidemill.data.messages.decoder import Columns, Decoder
+from tidemill.data.messages.make import make_decoder
 from tidemill.data.source import Source, SplitReader
 from tidemill.data.sources.kafka_client import EARLIEST, KIND, LATEST, Bounds, KafkaClient, Topic, check_client, topic_partition
 from tidemill.data.sources.kafka_commits import GroupCommits
@@ -33,8 +30,8 @@ _COMMIT_DEADLINE_S = 5.0
 
 
 class KafkaSource(Source):
-    """Partitions of topics. `columns`: name and type of what to read (for JSON necessary; the event time's column has to be
-    among them). `event_time_column`: a timestamp, or a number of Unix seconds; None: the messages' timestamps are meant.
+    """Partitions of topics. `columns`: name and type of what to read (for JSON necessary, types too; the event time's column has
+    to be among them). `event_time_column`: a timestamp, or a number of Unix seconds; None: the messages' timestamps are meant.
     `start_at`: where partitions without progress start, at the first message that the broker has had since then (Unix seconds);
     None: at their earliest. The config's start_timestamp_ms goes before it. A config with ends makes a source whose readers end.
     """
@@ -46,7 +43,7 @@ class KafkaSource(Source):
     def __init__(
         self,
         config: KafkaConfig,
-        columns: Mapping[str, pa.DataType] | None = None,
+        columns: Columns | None = None,
         *,
         event_time_column: str | None = None,
         start_at: float | None = None,
@@ -123,9 +120,7 @@ class KafkaSource(Source):
 
     def decoder(self) -> Decoder:
         """A new decoder of the topics' messages."""
-        if self._columns is None or self.config.message_format == "arrow":
-            return ArrowDecoder(self._columns)
-        return JsonDecoder(self._columns)
+        return make_decoder(self.config, self._columns)
 
     def _splits(self, topic: Topic) -> list[Split]:
         splits = topic.splits()
@@ -197,9 +192,8 @@ class KafkaSource(Source):
         return bounds.earliest
 
 
-def _check(config: KafkaConfig, columns: Mapping[str, pa.DataType] | None, event_time_column: str | None) -> None:
-    if config.message_format == "json" and not columns:
-        raise ConfigError("kafka.message_format json needs the columns' types; name the features' inputs, or send arrow messages")
+def _check(config: KafkaConfig, columns: Columns | None, event_time_column: str | None) -> None:
+    make_decoder(config, columns)
     if columns is not None and event_time_column is not None and event_time_column not in columns:
         raise ConfigError(f"data_config.event_time.column: {event_time_column!r} isn't among the columns that are read")
     if config.end_timestamp_ms is not None and config.end_timestamp_ms > time.time() * 1000:
