@@ -11,7 +11,7 @@ import importlib
 from importlib.metadata import entry_points
 from typing import Any
 
-from tidemill.errors import ConfigError
+from tidemill.errors import ConfigError, MissingExtraError
 
 _BUILT_IN: dict[str, dict[str, str]] = {
     "source": {
@@ -44,6 +44,9 @@ _BUILT_IN: dict[str, dict[str, str]] = {
     },
 }
 
+_EXTRAS = {"odps": "maxcompute"}
+"""Package that a kind may need -> the extra of ours that brings it."""
+
 
 def kinds(family: str) -> list[str]:
     """All kinds of a family, sorted; built in and from entry points."""
@@ -51,11 +54,10 @@ def kinds(family: str) -> list[str]:
 
 
 def resolve(family: str, kind: str) -> type:
-    """The class of a kind. Raises ConfigError that names the nearest known kinds."""
+    """The class of a kind. Raises ConfigError that names the nearest known kinds, MissingExtraError that says what to install."""
     target = _family(family).get(kind)
     if target is not None:
-        module, _, name = target.partition(":")
-        return getattr(importlib.import_module(module), name)
+        return _load(target, f"{kind} {family}")
     for entry in entry_points(group=f"tidemill.{family}", name=kind):
         return entry.load()
     known = kinds(family)
@@ -67,6 +69,17 @@ def resolve(family: str, kind: str) -> type:
 def component_config(family: str, kind: str) -> Any:
     """The config class that stands beside the class of a kind: what a pipeline config asks for by name. Raises like `resolve`."""
     return resolve(family, kind).Config  # type: ignore[attr-defined]
+
+
+def _load(target: str, what: str) -> type:
+    module, _, name = target.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        extra = _EXTRAS.get(str(error.name).partition(".")[0])
+        if extra is None:
+            raise
+        raise MissingExtraError(f"{what} needs the package {error.name}: pip install 'tidemill[{extra}]'") from None
 
 
 def _family(family: str) -> dict[str, str]:

@@ -5,14 +5,17 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
 from tidemill.errors import ConfigError, DataError, SchemaError
+from tidemill.jobs.addresses import input_kind, output_kind
 from tidemill.jobs.predict import PredictRequest, predict
 from tidemill.serving.loader import load_generation
 from tidemill.serving.predictor import Predictor
 from tidemill.storage.backends.local import LocalStorage
+from tidemill.testing.maxcompute import MaxComputeEmulator
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -108,3 +111,79 @@ def test_a_smaller_result_leaves_no_part_of_a_larger_one(served: PredictRequest,
     assert [entry.key for entry in written.files] == ["part-00000.parquet"]
     assert not stale.exists()
     assert result(served).num_rows == 3
+
+
+def test_csv_in_and_csv_out(life, served: PredictRequest, tmp_path: Path) -> None:
+    predict(replace(served, reserved=["event_id"]))
+    expected = result(served)
+    pyarrow.csv.write_csv(pq.read_table(life.day), tmp_path / "rows.csv")
+    request = replace(
+        served,
+        input_path=str(tmp_path / "rows.csv"),
+        output_path=f"{tmp_path}/scores/*.csv.gz",
+        reserved=["event_id", "click"],
+        csv_header=True,
+    )
+    assert predict(request).rows == 160
+    assert [path.name for path in sorted((tmp_path / "scores").iterdir())] == ["_SUCCESS", "part-00000.csv.gz"]
+    found = pyarrow.csv.read_csv(tmp_path / "scores" / "part-00000.csv.gz")
+    assert found.column_names[:2] == ["event_id", "click"]
+    assert found["event_id"].to_pylist() == expected["event_id"].to_pylist()
+    np.testing.assert_allclose(found["probs"].to_numpy(), expected["probs"].to_numpy(), rtol=1e-6)
+
+
+def test_an_output_that_is_there_needs_overwrite(served: PredictRequest) -> None:
+    predict(served)
+    with pytest.raises(ConfigError, match=r"holds an output already \(_SUCCESS\).*--overwrite"):
+        predict(replace(served, overwrite=False))
+
+
+def test_a_table_becomes_a_table(life, served: PredictRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Issue 3: predict from a table to a table, with reserved columns, its partition's among them."""
+    day = pq.read_table(life.day)
+    with MaxComputeEmulator(tmp_path / "maxcompute") as emulator:
+        emulator.add_table("prj", "events", {"dt=1": day.slice(0, 100), "dt=2": day.slice(100)})
+        credentials = tmp_path / "odps.ini"
+        credentials.write_text(f"access_id=id\naccess_key=secret\nend_point={emulator.endpoint}\n")
+        monkeypatch.setenv("ODPS_CONFIG_FILE_PATH", str(credentials))
+        monkeypatch.setenv("ODPS_TABLE_LIFECYCLE", "30")
+        request = replace(
+            served,
+            input_path="odps://prj/tables/events/dt=1&dt=2",
+            output_path="odps://prj/tables/scores/day=20240102",
+            reserved=["event_id", "dt"],
+            overwrite=False,
+        )
+        assert predict(request).rows == 160
+        found = emulator.read_table("prj", "scores", "day=20240102")
+        with pytest.raises(ConfigError, match="holds rows already"):
+            predict(request)
+        with pytest.raises(ConfigError, match=r"no column 'dtt'; did you mean 'dt'\?"):
+            predict(replace(request, reserved=["dtt"]))
+    assert found["dt"].to_pylist() == ["1"] * 100 + ["2"] * 60
+    assert found["event_id"].to_pylist() == day["event_id"].to_pylist()
+    expected = Predictor(load_generation(LocalStorage(life.lineage), "")).score_table(day)
+    np.testing.assert_allclose(found["probs"].to_numpy(), expected["probs"], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "match"),
+    [
+        ("kafka://b:1/t?group.id=g", "out", "predict reads what has an end"),
+        ("a.parquet,b.csv", "out", "csv and parquet together"),
+        ("a.parquet", "out/scores.csv", "in parts"),
+        ("a.parquet", "odps://prj/nothing", "isn't of the form"),
+    ],
+)
+def test_addresses_that_mean_nothing_are_refused(served: PredictRequest, source: str, target: str, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        predict(replace(served, input_path=source, output_path=target))
+
+
+def test_types_may_be_named_as_tzrec_names_them() -> None:
+    assert output_kind("x", "CsvWriter") == "csv"
+    assert input_kind("x", "CsvDataset") == "csv"
+    assert output_kind("odps://p/tables/t", "OdpsWriter") == "maxcompute"
+    for address, name in (("odps://p/tables/t", "CsvWriter"), ("x", "OdpsWriter"), ("x/*.csv", "ParquetWriter"), ("x", "Nonsense")):
+        with pytest.raises(ConfigError, match="writer_type"):
+            output_kind(address, name)

@@ -57,7 +57,7 @@ def predict(
         str | None, typer.Option("--writer_type", "--writer-type", help="Kind of output: CsvWriter, ...; default: by its path.")
     ] = None,
     csv_header: Annotated[
-        bool | None, typer.Option("--csv_header/--no_csv_header", "--csv-header/--no-csv-header", help="Names of columns (CSV).")
+        bool | None, typer.Option("--csv_header/--no_csv_header", "--csv-header/--no-csv-header", help="CSV begins with names.")
     ] = None,
     edit_config_json: EditConfigJson = None,
 ) -> None:
@@ -85,7 +85,7 @@ def predict(
             overwrite=overwrite,
             dataset_type=dataset_type,
             writer_type=writer_type,
-            output_settings={"header": csv_header},
+            csv_header=csv_header,
         )
     )
     if written is not None:  # rank 0 speaks for all

@@ -26,22 +26,16 @@ def input_kind(address: str, dataset_type: str | None = None) -> str:
     return SOURCE_KINDS[dataset_type]
 
 
-def make_output(address: str, *, overwrite: bool, writer_type: str | None = None, settings: Mapping[str, Any]) -> Output:
-    """This rank's end of the output at an address. `settings`: further fields of the kind's config; None leaves one alone.
-
-    Raises ConfigError for a setting that the kind hasn't, an unknown writer_type, or one that the address contradicts.
-    """
-    kind = _output_kind(address, writer_type)
+def make_output(kind: str, address: str, *, overwrite: bool, settings: Mapping[str, Any]) -> Output:
+    """This rank's end of the output at an address. `settings`: further fields of the kind's config; None leaves one alone."""
     output: Any = registry.resolve("output", kind)
     given = {name: value for name, value in settings.items() if value is not None}
-    unknown = sorted(given.keys() - output.Config.model_fields.keys())
-    if unknown:
-        raise ConfigError(f"{unknown[0]}: has no meaning for {kind} output")
     made: Output = output(output.Config(path=address, overwrite=overwrite, **given))
     return made
 
 
-def _output_kind(address: str, writer_type: str | None) -> str:
+def output_kind(address: str, writer_type: str | None = None) -> str:
+    """The kind of an output. Raises ConfigError for an unknown writer_type, or one that the address contradicts."""
     found = _kind(address, "output")
     if writer_type is None:
         return found

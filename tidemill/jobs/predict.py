@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from tidemill import logs
+from tidemill.config.env import odps_table_lifecycle
 from tidemill.config.pipeline import PipelineConfig
 from tidemill.config.train import RuntimeConfig
 from tidemill.contracts.output import OutputManifest
@@ -22,9 +23,10 @@ from tidemill.distributed.agreement import Agreement
 from tidemill.distributed.runtime import start_runtime
 from tidemill.errors import ConfigError, DataError
 from tidemill.jobs import pipeline
-from tidemill.jobs.addresses import input_kind, make_output
+from tidemill.jobs.addresses import input_kind, make_output, output_kind
+from tidemill.jobs.discovery import discover
 from tidemill.jobs.display import RowCount
-from tidemill.jobs.inputs import Input, open_input
+from tidemill.jobs.inputs import Address, Columns, input_of
 from tidemill.jobs.ranks import Ranks, lead
 from tidemill.jobs.scorers import Scorer, ServedScorer, TrainedScorer
 from tidemill.jobs.scores import Rows, score_all
@@ -40,7 +42,8 @@ class PredictRequest:
 
     `reserved`: input columns that go to the output, or ALL_COLUMNS, or ALL_EFFECTIVE_COLUMNS (those that features read). `outputs`:
     the model's outputs to keep, empty: all. `overwrite`: replace an output that is there. `dataset_type`, `writer_type`: kinds of
-    input and output, where the address alone doesn't say. `output_settings`: further fields of the output's config.
+    input and output, where the address alone doesn't say. `csv_header`: whether CSV files begin with names; None: input as the
+    config says, output yes.
     """
 
     input_path: str
@@ -55,7 +58,7 @@ class PredictRequest:
     overwrite: bool = False
     dataset_type: str | None = None
     writer_type: str | None = None
-    output_settings: Mapping[str, Any] | None = None
+    csv_header: bool | None = None
 
 
 def predict(request: PredictRequest) -> OutputManifest | None:
@@ -77,20 +80,23 @@ def predict(request: PredictRequest) -> OutputManifest | None:
 
 
 def _predict(request: PredictRequest, config: PipelineConfig | None, ranks: Ranks, resources: ExitStack) -> OutputManifest:
-    settings = request.output_settings or {}
-    output = make_output(request.output_path, overwrite=request.overwrite, writer_type=request.writer_type, settings=settings)
     kind = input_kind(request.input_path, request.dataset_type)
+    rows = input_of(kind)
+    target = output_kind(request.output_path, request.writer_type)
     scorer: Scorer[Any] = (
         ServedScorer(request.scripted_model or "", ranks, request.batch_rows)
         if config is None
         else TrainedScorer(config, ranks, request.checkpoint, request.batch_rows)
     )
-    rows = open_input(kind, request.input_path, scorer.config, scorer.features)
+    output = make_output(
+        target, request.output_path, overwrite=request.overwrite, settings=_settings(request, target, scorer.config)
+    )
+    address = Address(request.input_path, scorer.config, scorer.features, request.csv_header)
     needed = [column.name for column in scorer.features.input_columns if column.role == "feature"]
-    reserved = lead(ranks, lambda: _reserved(request, needed, rows))
-    source = rows.source(list(dict.fromkeys([*needed, *reserved])))
+    reserved = lead(ranks, lambda: _reserved(request, needed, rows.columns(address))) if request.reserved else []
+    source = rows.source(address, list(dict.fromkeys([*needed, *reserved])))
     resources.callback(source.close)
-    splits = pipeline.discover(source, ranks.agreement, ranks.rank)
+    splits = discover(source, ranks.agreement, ranks.rank)
     # Registered first, so that it happens last: what still writes has ended by then.
     resources.callback(output.abort)
     loader: Loader[Rows[Any]] = Loader(
@@ -114,12 +120,23 @@ def _total(splits: Sequence[Split]) -> int:
     return sum(split.num_rows or 0 for split in splits)
 
 
-def _reserved(request: PredictRequest, needed: Sequence[str], rows: Input) -> list[str]:
-    if not request.reserved:
-        return []
-    there = rows.columns()
+def _settings(request: PredictRequest, kind: str, config: Callable[[], PipelineConfig]) -> dict[str, Any]:
+    """What the output's address doesn't say."""
+    if kind == "maxcompute":
+        data = config().data_config
+        return {
+            "lifecycle": odps_table_lifecycle(),
+            "quota": data.odps_data_quota_name,
+            "compression": data.odps_data_compression,
+            "tunnel_endpoint": data.maxcompute.tunnel_endpoint,
+        }
+    return {"header": request.csv_header} if kind == "csv" else {}
+
+
+def _reserved(request: PredictRequest, needed: Sequence[str], columns: Columns) -> list[str]:
+    there = [*columns.all, *columns.further]
     if ALL_COLUMNS in request.reserved:
-        return there
+        return columns.all
     wanted = [name for name in request.reserved if name != ALL_EFFECTIVE_COLUMNS]
     if ALL_EFFECTIVE_COLUMNS in request.reserved:
         wanted += needed

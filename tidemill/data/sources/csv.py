@@ -100,6 +100,15 @@ class CsvSource(Source):
         line), SchemaError for a column that is missing."""
         return in_parallel(self._read_through, self._files.find())
 
+    def columns(self) -> list[str]:
+        """Names of the first file's columns."""
+        path = self._files.find()[0].path
+        text = _Text(self._files.place(path), path)
+        try:
+            return self.begin(text)[0]
+        finally:
+            text.close()
+
     def open(self, split: Split, remaining: IntervalSet | None, done: IntervalSet) -> SplitReader:
         place = self._files.place(split.id.name)
         # Whether the content is still the same was found out when it was discovered; reading it all again here would cost as much.

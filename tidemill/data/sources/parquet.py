@@ -75,6 +75,11 @@ class ParquetSource(Source):
             for file, footer in zip(files, footers, strict=True)
         ]
 
+    def columns(self) -> list[str]:
+        """Names of the first file's columns."""
+        file = self._files.find()[0]
+        return list(read_footer(self._files.place(file.path), file).schema.names)
+
     def open(self, split: Split, remaining: IntervalSet | None, done: IntervalSet) -> SplitReader:
         place = self._files.place(split.id.name)
         file = place.stat(split.id.name)

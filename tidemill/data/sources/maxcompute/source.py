@@ -23,7 +23,7 @@ from tidemill.data.sources.maxcompute.client import Connection
 from tidemill.data.sources.maxcompute.columns import Projection, project, require_agreement
 from tidemill.data.sources.maxcompute.ranges import Range, RangeReader, RangeRows, cut_ranges
 from tidemill.data.sources.maxcompute.resume import Place, decide, is_finished, places
-from tidemill.data.sources.maxcompute.session import Session, TableClient
+from tidemill.data.sources.maxcompute.session import Session, TableClient, TableColumns
 from tidemill.data.sources.maxcompute.sessions import SessionKeeper, Wanted, create_session, describe_table, validate_session
 from tidemill.data.split import Split, SplitId
 from tidemill.errors import ConfigError, SourceChangedError
@@ -97,6 +97,10 @@ class MaxComputeSource(Source):
     def discover(self) -> list[Split]:
         """A fresh session for each place. Raises DataError for a table or partition that isn't there, SchemaError for a column."""
         return self.resume(())
+
+    def columns(self) -> TableColumns:
+        """The columns of the first table. Raises DataError if it isn't there."""
+        return self._describe(self._paths[0].table)
 
     def resume(self, saved: Sequence[SplitState]) -> list[Split]:
         """Splits in the order of the input path: those that go on with their sessions, validated; fresh ones for the others.
@@ -180,12 +184,14 @@ class MaxComputeSource(Source):
         with self._lock:
             known = self._projections.get(table)
         if known is None:
-            deadline = self._clock.monotonic() + self._config.reading.session_timeout_s
-            columns = describe_table(self._client(table), str(table), deadline, self._clock)
-            known = project(str(table), columns, self._columns)
+            known = project(str(table), self._describe(table), self._columns)
             with self._lock:
                 self._projections[table] = known
         return known
+
+    def _describe(self, table: OdpsTable) -> TableColumns:
+        deadline = self._clock.monotonic() + self._config.reading.session_timeout_s
+        return describe_table(self._client(table), str(table), deadline, self._clock)
 
     def _client(self, table: OdpsTable) -> TableClient:
         with self._lock:
