@@ -9,6 +9,7 @@
     OUTPUT/                 part-<number>.<parquet, csv, csv.gz, csv.zst>  _SUCCESS: what `tidemill predict` writes; _temporary/
                             while it does
     runs/<run>/             pipeline.config  record.json  events.jsonl  steps-<rank>.jsonl  scores-<rank>.arrows
+                            dead-letters-<rank>.jsonl
 
 Keys are relative to the folder that the section names: the root, or one lineage's (or daily run's) folder.
 """
@@ -126,6 +127,11 @@ def run(run_id: str) -> str:
 def step_log(rank: int) -> str:
     """Inside a run's folder: which rows entered which step."""
     return f"steps-{rank:05d}.jsonl"
+
+
+def dead_letters(rank: int) -> str:
+    """Inside a run's folder: messages and rows that couldn't be used."""
+    return f"dead-letters-{rank:05d}.jsonl"
 
 
 def score_log(rank: int) -> str:

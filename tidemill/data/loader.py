@@ -14,13 +14,15 @@ import pyarrow as pa
 from tidemill.clock import Clock, SystemClock
 from tidemill.data.assignment import Assigned
 from tidemill.data.blocks import BlockReader
+from tidemill.data.dead_letters import DeadLetter, DeadLetters
 from tidemill.data.event_times import usable
 from tidemill.data.intervals import IntervalSet
 from tidemill.data.rebatch import BatchRule, Rebatcher
+from tidemill.data.salvage import bad_rows, behind, without_rows
 from tidemill.data.shuffle import Shuffle
 from tidemill.data.source import Source, SplitReader
 from tidemill.data.split import Delivery, Provenance, RawBatch, Run, Split, SplitId, join_runs, keep_rows, with_event_time
-from tidemill.errors import DeadlineError
+from tidemill.errors import DataError, DeadlineError
 from tidemill.logs import log
 
 T = TypeVar("T")
@@ -42,6 +44,8 @@ class RowCounts:
     """rows that made a batch of their own, since each costs more than a batch may"""
     remainder: int = 0
     """rows at the end of a pass that didn't fill a batch, and were left out (drop_remainder)"""
+    poison: int = 0
+    """messages and rows that couldn't be used, and were skipped"""
     late: int = 0
     """rows whose event time lay below the watermark that was published when they were trained"""
 
@@ -82,7 +86,8 @@ class Loader(Generic[T]):
     `transform(table, batch_size)` runs on `threads` threads; up to `depth` batches are read ahead.
     `drop_before`: rows with an earlier event time aren't delivered (rows without one are). Event times later than now +
     `max_future_s` are taken out of their rows. `rule`, if given, is what fills a batch, of `batch_size` rows at most. `reading`
-    is for bounded sources; others are read by one thread. `mine`: see `Source.open_all`.
+    is for bounded sources; others are read by one thread. `mine`: see `Source.open_all`. `dead_letters`: takes rows that
+    `transform` raises DataError for, and their batch is delivered without them; None: the error is.
     Threading: `take` and `close` belong to one thread; the others may be called from any.
     """
 
@@ -101,6 +106,7 @@ class Loader(Generic[T]):
         max_future_s: float = math.inf,
         rule: BatchRule | None = None,
         reading: ReadPlan | None = None,
+        dead_letters: DeadLetters | None = None,
         mine: Callable[[SplitId], bool] | None = None,
         clock: Clock | None = None,
     ) -> None:
@@ -109,6 +115,8 @@ class Loader(Generic[T]):
         self._batch_size = batch_size
         self._rule = rule or BatchRule(batch_size)
         self._reading = reading or ReadPlan()
+        self._dead_letters = dead_letters
+        self._carried: tuple[Run, ...] = ()
         self._mine = mine
         self._transform = transform
         self._max_wait_s = max_wait_s
@@ -137,7 +145,7 @@ class Loader(Generic[T]):
     @property
     def counts(self) -> RowCounts:
         """Rows read so far, ahead of what was taken."""
-        return self._counts
+        return self._counts if self._dead_letters is None else replace(self._counts, poison=self._dead_letters.count)
 
     def take(self, timeout_s: float) -> Delivery[T] | None:
         """The next batch; None if none is ready within the timeout (real seconds).
@@ -335,6 +343,7 @@ class Loader(Generic[T]):
         with self._changed:
             self._counts = replace(self._counts, oversized=rebatcher.oversized)
             self._changed.wait_for(lambda: self._closed or len(self._slots) < self._depth)
+            slot.provenance, self._carried = behind(self._carried, slot.provenance), ()
             self._slots.append(slot)
             self._untransformed.append(slot)
             self._all_cut = is_last
@@ -348,14 +357,47 @@ class Loader(Generic[T]):
                 if self._closed or not self._untransformed:
                     return
                 slot = self._untransformed.popleft()
-            table, slot.table = slot.table, None
             try:
-                slot.payload = self._transform(table, self._batch_size)
+                self._fill(slot)
             except BaseException as error:  # noqa: BLE001 - the worker edge: the error goes to whoever takes
                 slot.error = error
             with self._changed:
                 slot.ready = True
                 self._changed.notify_all()
+
+    def _fill(self, slot: _Slot[T]) -> None:
+        table, slot.table = slot.table, None
+        assert table is not None
+        try:
+            slot.payload = self._transform(table, self._batch_size)
+        except DataError as error:
+            if self._dead_letters is None or slot.provenance.scattered:
+                raise
+            self._salvage(slot, table, error, self._dead_letters)
+
+    def _salvage(self, slot: _Slot[T], table: pa.Table, error: DataError, dead_letters: DeadLetters) -> None:
+        """Transform the rows of a batch that can be; the others become dead letters, one by one, so that a budget ends it."""
+        bad: list[int] = []
+        for row, why in bad_rows(table, lambda rows: self._transform(rows, self._batch_size), error):
+            place = self._source.place_of(*slot.provenance.locate(row))
+            dead_letters.add([DeadLetter(place, why, values=table.slice(row, 1).to_pylist()[0])])
+            bad.append(row)
+        with self._changed:
+            table, slot.provenance = without_rows(table, slot.provenance, bad)
+            if not table.num_rows:
+                self._leave_out(slot)
+        if table.num_rows:
+            slot.payload = self._transform(table, self._batch_size)
+
+    def _leave_out(self, slot: _Slot[T]) -> None:
+        """Deliver nothing for a batch without rows: the next one covers what it covered. Called with the lock held."""
+        at = self._slots.index(slot)
+        self._slots.remove(slot)
+        if at < len(self._slots):
+            self._slots[at].provenance = behind(slot.provenance.runs, self._slots[at].provenance)
+        else:
+            self._carried = slot.provenance.runs
+        self._changed.notify_all()
 
 
 class _Activity:

@@ -132,6 +132,13 @@ class Source(ABC):
         """
         return verify_splits(self, self.discover(), saved)
 
+    def renew(self, splits: Sequence[Split]) -> list[Split]:
+        """The same splits for one more pass over them. Rank 0 calls it before each pass but the first, and shares the answer.
+
+        Ids and numbers of rows stay. Raises SourceChangedError naming a split that can't be read once more.
+        """
+        return list(splits)
+
     @abstractmethod
     def open(self, split: Split, remaining: IntervalSet | None, done: IntervalSet) -> SplitReader:
         """A reader of the split; the one path for new and restored splits, which also takes whatever lease reading needs.
@@ -167,6 +174,10 @@ class Source(ABC):
     def commit(self, done: Mapping[SplitId, IntervalSet]) -> None:
         """Show outside how far a committed checkpoint has come. Best effort, never waits; nothing reads it back."""
         return
+
+    def place_of(self, split: SplitId, position: int) -> dict[str, Any]:
+        """The place of a row in words that the source's owners know; the same for the same row, whoever reads it."""
+        return {"split": split.name, "row": position}
 
     def close(self) -> None:
         """Give up shared connections. Idempotent."""

@@ -15,7 +15,9 @@ from tidemill.config.load import Loaded, load_pipeline
 from tidemill.config.odps_uri import SCHEME
 from tidemill.config.pipeline import PipelineConfig
 from tidemill.data.assignment import assign
+from tidemill.data.dead_letters import DeadLetters
 from tidemill.data.loader import Loader
+from tidemill.data.messages.decoder import Columns
 from tidemill.data.source import Source
 from tidemill.data.sources.csv import CsvConfig, CsvSource
 from tidemill.data.sources.folder import FolderSource
@@ -94,6 +96,7 @@ class Wanted:
     features: FeatureSet
     path: str
     boundary: float | None = None
+    dead_letters: DeadLetters | None = None
 
     @property
     def columns(self) -> list[str]:
@@ -106,7 +109,14 @@ class Wanted:
         return self.config.data_config.event_time.column or None
 
 
-def make_source(config: PipelineConfig, features: FeatureSet, *, path: str, boundary: float | None = None) -> Source:
+def make_source(
+    config: PipelineConfig,
+    features: FeatureSet,
+    *,
+    path: str,
+    boundary: float | None = None,
+    dead_letters: DeadLetters | None = None,
+) -> Source:
     """The source of `path` (the train or the eval input): a table if it is an `odps://` address, else what dataset_type says.
 
     A stream is evaluated on Parquet files, or on a table. `boundary`: event time at which a stream begins.
@@ -116,7 +126,7 @@ def make_source(config: PipelineConfig, features: FeatureSet, *, path: str, boun
         kind = "parquet"
     if path.startswith(SCHEME):
         kind = "maxcompute"
-    return _SOURCES[kind](Wanted(config, features, path, boundary))
+    return _SOURCES[kind](Wanted(config, features, path, boundary, dead_letters))
 
 
 def _parquet_source(wanted: Wanted) -> Source:
@@ -139,8 +149,12 @@ def _kafka_source(wanted: Wanted) -> Source:
     config = wanted.config
     assert config.kafka is not None
     start_at = None if wanted.boundary is None else wanted.boundary - config.start_margin_s
-    types = column_types(config, wanted.features)
-    return KafkaSource(config.kafka, types, event_time_column=wanted.event_time_column, start_at=start_at)
+    types: Columns = column_types(config, wanted.features)
+    if config.kafka.message_format != "json":
+        # Messages that tell their types: what isn't declared is taken as it comes.
+        types = {name: kind if config.data_config.columns.get(name) else None for name, kind in types.items()}
+    event_time, dead_letters = wanted.event_time_column, wanted.dead_letters
+    return KafkaSource(config.kafka, types, event_time_column=event_time, start_at=start_at, dead_letters=dead_letters)
 
 
 def _folder_source(wanted: Wanted) -> Source:

@@ -117,6 +117,7 @@ class Reporter:
         counts, feed = self._figures.rows(), self._figures.feed
         return {
             "rows_before_boundary": counts.dropped,
+            "rows_skipped": counts.poison,
             "rows_late": counts.late,
             "rows_oversized": counts.oversized,
             "rows_remainder": counts.remainder,

@@ -14,6 +14,7 @@ from typing import Any
 from tidemill.config.data import KafkaConfig
 from tidemill.contracts.progress import ROW_BITS, SplitState
 from tidemill.data.assignment import Assigned
+from tidemill.data.dead_letters import DeadLetters
 from tidemill.data.intervals import IntervalSet
 from tidemill.data.messages.decoder import Columns, Decoder
 from tidemill.data.messages.make import make_decoder
@@ -33,7 +34,8 @@ class KafkaSource(Source):
     """Partitions of topics. `columns`: name and type of what to read (for JSON necessary, types too; the event time's column has
     to be among them). `event_time_column`: a timestamp, or a number of Unix seconds; None: the messages' timestamps are meant.
     `start_at`: where partitions without progress start, at the first message that the broker has had since then (Unix seconds);
-    None: at their earliest. The config's start_timestamp_ms goes before it. A config with ends makes a source whose readers end.
+    None: at their earliest. The config's start_timestamp_ms goes before it. `dead_letters`: takes messages that can't be read;
+    None: they are counted against the config's budget and reported. A config with ends makes a source whose readers end.
     """
 
     kind = KIND
@@ -47,11 +49,13 @@ class KafkaSource(Source):
         *,
         event_time_column: str | None = None,
         start_at: float | None = None,
+        dead_letters: DeadLetters | None = None,
     ) -> None:
         _check(config, columns, event_time_column)
         self.config = config
         self.event_time_column = event_time_column
         self._start_at = start_at
+        self._dead_letters = dead_letters or DeadLetters(max_poison=config.max_poison, window=config.poison_window)
         self._columns = columns
         self._client = KafkaClient(config, patience_s=config.connect_timeout_s)
         self._commits = GroupCommits(config)
@@ -77,7 +81,7 @@ class KafkaSource(Source):
         try:
             return PartitionsReader(
                 self.config,
-                MessageRows(self.config, self.decoder(), self.event_time_column),
+                MessageRows(self.config, self.decoder(), self.event_time_column, self._dead_letters),
                 self._partitions(client, assigned),
                 client=client,
                 fit=self._fit,
@@ -109,6 +113,10 @@ class KafkaSource(Source):
                 start = split.fingerprint["earliest"]
             found.append(replace(split, fingerprint={**split.fingerprint, "start": start}))
         return found
+
+    def place_of(self, split: SplitId, position: int) -> dict[str, Any]:
+        topic, partition = topic_partition(split)
+        return {"topic": topic, "partition": partition, "offset": position >> ROW_BITS, "row": position & ((1 << ROW_BITS) - 1)}
 
     def commit(self, done: Mapping[SplitId, IntervalSet]) -> None:
         if self.config.group_id:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, Producer, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from tidemill.config.data import KafkaConfig
@@ -139,6 +139,12 @@ def open_consumer(config: KafkaConfig, on_error: Callable[[KafkaError], None]) -
 def open_admin(config: KafkaConfig) -> AdminClient:
     """A new client for questions that a consumer can't ask."""
     return AdminClient({**config.client, "bootstrap.servers": config.brokers}, logger=_client_log)
+
+
+def open_producer(config: KafkaConfig) -> Producer:
+    """A new client that writes to the cluster, each message once and in order."""
+    settings = {key: value for key, value in config.client.items() if key not in _ALLOWED}
+    return Producer({**settings, "bootstrap.servers": config.brokers, "enable.idempotence": True}, logger=_client_log)
 
 
 def without_secrets(config: KafkaConfig, text: str) -> str:

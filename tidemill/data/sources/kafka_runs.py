@@ -7,7 +7,7 @@ that can't be read are gaps, done with once a later row, or a run without rows, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -17,12 +17,12 @@ from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Message, TopicPartition
 
 from tidemill.config.data import KafkaConfig
 from tidemill.contracts.progress import ROW_BITS
+from tidemill.data.dead_letters import DeadLetter, DeadLetters
 from tidemill.data.event_times import column_times
 from tidemill.data.intervals import NOTHING, IntervalSet
 from tidemill.data.messages.decoder import Decoded, Decoder
 from tidemill.data.split import RawBatch, Run, SplitId, keep_rows, largest, positions
 from tidemill.errors import DataError, SchemaError
-from tidemill.logs import event, log
 
 _MESSAGE = 1 << ROW_BITS
 # What one read asks for: many small messages, or as many large ones as make a few batches. A read waits until it has them all
@@ -69,11 +69,11 @@ class MessageRows:
     `event_time_column`: a timestamp, or a number of Unix seconds; None: the messages' timestamps are meant.
     """
 
-    def __init__(self, config: KafkaConfig, decoder: Decoder, event_time_column: str | None) -> None:
+    def __init__(self, config: KafkaConfig, decoder: Decoder, event_time_column: str | None, dead_letters: DeadLetters) -> None:
         self._config = config
         self._decoder = decoder
         self._event_time_column = event_time_column
-        self._poison = 0
+        self._dead_letters = dead_letters
         self._schema = decoder.decode([]).table.schema
         self.ask_for = _FIRST_READ
         """How many messages the next read should ask for."""
@@ -87,7 +87,7 @@ class MessageRows:
         """The rows of messages, by partition; moves the partitions' positions behind them.
 
         `messages`: at least one, without errors, in order within each partition. Raises DataError for more messages that can't be
-        read than the config allows, SchemaError if the event time's column isn't there.
+        read than the config allows, SchemaError naming the column for a schema that doesn't have it, or not as is needed.
         """
         index = {(part.topic, part.number): place for place, part in enumerate(partitions)}
         places = np.array([index[message.topic(), message.partition()] for message in messages])  # type: ignore[index]
@@ -103,7 +103,7 @@ class MessageRows:
         self._schema = decoded.table.schema
         self._size_next_read(decoded)
         edges = np.searchsorted(places, np.arange(len(partitions) + 1))
-        self._check(decoded, lambda at: (partitions[int(places[at])], int(offsets[at])))
+        self._check(messages, decoded)
         arrived_at = np.repeat(_stamps(messages), decoded.rows)
         event_time = self._event_time(decoded, arrived_at)
         ends = np.concatenate([[0], np.cumsum(decoded.rows)])
@@ -133,23 +133,28 @@ class MessageRows:
             raise SchemaError(f"{where}: no column {name!r} for the event time")
         return column_times(decoded.table.column(name), where=f"{where}: column {name!r}")
 
-    def _check(self, decoded: Decoded, where: Callable[[int], tuple[Partition, int]]) -> None:
-        """Count and report messages that can't be read; refuse those that a position can't tell the rows of apart."""
-        if len(decoded.rows) and decoded.rows.max() > _MESSAGE:
-            part, offset = where(int(decoded.rows.argmax()))
-            raise DataError(
-                f"{part.split}, offset {offset}: {decoded.rows.max()} rows in one message; at most {_MESSAGE} can be told apart"
-            )
-        for index, why in sorted(decoded.poison.items()):
-            part, offset = where(index)
-            self._poison += 1
-            log.warning("%s, offset %d: skipped, can't be read: %s", part.split, offset, why)
-            event("source.poison", topic=part.topic, partition=part.number, offset=offset, why=str(why))
-            if self._poison > self._config.max_poison:
-                raise DataError(
-                    f"{part.split}, offset {offset}: can't be read ({why}), the {self._poison}th such message in this run; "
-                    f"kafka.max_poison allows {self._config.max_poison}"
+    def _check(self, messages: Sequence[Message], decoded: Decoded) -> None:
+        """Report messages that can't be read, or fail for them; refuse those that a position can't tell the rows of apart."""
+        most = int(decoded.rows.argmax()) if len(decoded.rows) else 0
+        if len(decoded.rows) and decoded.rows[most] > _MESSAGE:
+            where = _where(messages[most])
+            raise DataError(f"{where}: {decoded.rows[most]} rows in one message; at most {_MESSAGE} can be told apart")
+        self._dead_letters.passed(decoded.table.num_rows + len(decoded.poison))
+        letters: list[DeadLetter] = []
+        for index, poison in sorted(decoded.poison.items()):
+            message = messages[index]
+            if poison.is_schema and self._config.on_schema_error == "fail":
+                self._dead_letters.add(letters)
+                raise SchemaError(
+                    f"{_where(message)}: {poison.why}; or set kafka.on_schema_error to skip to go on without such messages"
                 )
+            place = {"topic": message.topic(), "partition": message.partition(), "offset": message.offset(), "row": None}
+            letters.append(DeadLetter(place, poison.why, poison.column, message.value()))
+        self._dead_letters.add(letters)
+
+
+def _where(message: Message) -> str:
+    return f"kafka {message.topic()}:{message.partition()}, offset {message.offset()}"
 
 
 def cover(part: Partition, offset: int) -> Run:

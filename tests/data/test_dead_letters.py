@@ -1,0 +1,260 @@
+"""What can't be used (DCL 9.9): counted, kept, skipped within a budget; and batches of which some rows can't be transformed."""
+
+import base64
+import json
+import threading
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidemill import logs
+from tidemill.data.assignment import assign
+from tidemill.data.dead_letters import DeadLetter, DeadLetterFile, DeadLetters, DeadLetterSink
+from tidemill.data.loader import Loader
+from tidemill.data.progress import Progress
+from tidemill.data.salvage import bad_rows, without_rows
+from tidemill.data.split import Provenance, Run, SplitId
+from tidemill.errors import DataError, SchemaError, StorageError
+from tidemill.testing.scripted_source import Eof, Rows, ScriptedSource
+
+
+class Kept(DeadLetterSink):
+    where = "a list"
+
+    def __init__(self):
+        self.letters = []
+
+    def keep(self, letters):
+        self.letters.extend(letters)
+
+
+def letter(offset, row=None, **more):
+    place = {"topic": "clicks", "partition": 0, "offset": offset, "row": row}
+    return DeadLetter(place, more.pop("reason", "it is garbage"), **more)
+
+
+def test_budget_names_the_first_and_where_they_are():
+    letters = DeadLetters(max_poison=2, window=1000, sink=(kept := Kept()))
+    letters.passed(10)
+    letters.add([letter(3), letter(5, row=1)])
+    with pytest.raises(DataError) as caught:
+        letters.add([letter(7)])
+    text = str(caught.value)
+    assert "3 messages or rows among the last 10 can't be used, and max_poison allows 2" in text
+    assert "topic clicks, partition 0, offset 3: it is garbage; topic clicks, partition 0, offset 5, row 1: it is garbage;" in text
+    assert "a list" in text
+    # Also the one too many is kept.
+    assert [kept.place["offset"] for kept in kept.letters] == [3, 5, 7]
+    assert letters.count == 3
+
+
+def test_budget_is_of_the_last_rows():
+    letters = DeadLetters(max_poison=1, window=100)
+    for number in range(20):
+        letters.passed(100)
+        letters.add([letter(number)])
+    letters.passed(99)
+    with pytest.raises(DataError, match="offset 19"):
+        letters.add([letter(20)])
+
+
+def test_no_budget_at_all():
+    with pytest.raises(DataError, match="max_poison allows 0"):
+        DeadLetters(max_poison=0, window=100).add([letter(1)])
+
+
+def test_what_comes_again_counts_once():
+    letters = DeadLetters(max_poison=1, window=100, sink=(kept := Kept()))
+    for _ in range(3):
+        letters.add([letter(1)])
+    assert letters.count == len(kept.letters) == 1
+
+
+def test_one_column_for_all_is_a_schema_error():
+    letters = DeadLetters(max_poison=1, window=100)
+    with pytest.raises(SchemaError, match="column 'n' holds"):
+        letters.add([letter(offset, reason="column 'n' holds 'x', not int64", column="n") for offset in (1, 2)])
+    other = DeadLetters(max_poison=1, window=100)
+    with pytest.raises(DataError) as caught:
+        other.add([letter(1, column="n"), letter(2)])
+    assert type(caught.value) is DataError
+
+
+def test_file(tmp_path):
+    path = tmp_path / "runs" / "dead.jsonl"
+    sink = DeadLetterFile(path, max_bytes=10_000, max_payload_bytes=8)
+    assert not path.exists()
+    long = letter(6, row=4, values={"text": "x" * 9})
+    sink.keep([letter(3, payload=b"\xff\n"), letter(4), letter(5, payload=b"0123456789"), letter(6, row=2, values={"n": 1}), long])
+    lines = [json.loads(line) for line in path.read_bytes().splitlines()]
+    assert all(line["topic"] == "clicks" and line["partition"] == 0 and line["at"] > 0 for line in lines)
+    assert [(line["offset"], line["row"], line["truncated"]) for line in lines] == [
+        (3, None, False),
+        (4, None, False),
+        (5, None, True),
+        (6, 2, False),
+        (6, 4, True),
+    ]
+    assert base64.b64decode(lines[0]["payload_base64"]) == b"\xff\n"
+    assert (lines[1]["payload_base64"], lines[1]["payload_bytes"]) == (None, None)
+    assert (base64.b64decode(lines[2]["payload_base64"]), lines[2]["payload_bytes"]) == (b"01234567", 10)
+    assert lines[3]["values"] == {"n": 1}
+    assert lines[4]["values"] is None
+
+
+def test_file_is_bounded(tmp_path, caplog):
+    path = tmp_path / "dead.jsonl"
+    with caplog.at_level("WARNING", "tidemill"):
+        for offset in range(100):
+            DeadLetterFile(path, max_bytes=1000, max_payload_bytes=100).keep([letter(offset, payload=b"x")])
+    assert 500 < path.stat().st_size <= 1000
+    assert [json.loads(line)["offset"] for line in path.read_bytes().splitlines()] == list(
+        range(len(path.read_bytes().splitlines()))
+    )
+    assert "aren't kept" in caplog.messages[0]
+
+
+def test_file_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="dead letters can't be kept"):
+        DeadLetterFile(tmp_path / "file" / "dead.jsonl", max_bytes=1000, max_payload_bytes=100).keep([letter(1)])
+
+
+def test_events(tmp_path):
+    sink = logs.EventLog(tmp_path / "events.jsonl")
+    logs.send_events_to(sink)
+    try:
+        DeadLetters(max_poison=9, window=100).add([letter(3, row=1, column="n")])
+    finally:
+        logs.send_events_to(None)
+        sink.close()
+    event = json.loads((tmp_path / "events.jsonl").read_text())
+    del event["at"]
+    expected = {"event": "source.poison", "topic": "clicks", "partition": 0, "offset": 3, "row": 1}
+    assert event == {**expected, "why": "it is garbage", "column": "n"}
+
+
+def refuse(bad):
+    """A transform that fails for tables that hold any of those numbers."""
+
+    def transform(table, size=None):
+        numbers = table.column("n").to_pylist()
+        for row, number in enumerate(numbers):
+            if number in bad:
+                raise DataError(f"column 'n', row {row}: {number} is bad")
+        return numbers
+
+    return transform
+
+
+@given(st.sets(st.integers(0, 40)), st.integers(1, 40))
+def test_bad_rows_are_found(bad, count):
+    table = pa.table({"n": range(count)})
+    expected = [number for number in sorted(bad) if number < count]
+    if expected:
+        with pytest.raises(DataError) as caught:
+            refuse(bad)(table)
+        found = list(bad_rows(table, refuse(bad), caught.value))
+        assert found == [(number, f"column 'n': {number} is bad") for number in expected]
+
+
+def test_what_no_row_is_at_fault_for_is_raised():
+    def together(table):
+        if table.num_rows > 2:
+            raise DataError("too many")
+
+    with pytest.raises(DataError, match="too many"):
+        list(bad_rows(pa.table({"n": range(8)}), together, DataError("too many")))
+    with pytest.raises(SchemaError):
+        list(bad_rows(pa.table({"n": range(8)}), refuse({1}), SchemaError("no such column")))
+
+
+def test_positions_without_rows_stay_covered():
+    split = SplitId("kafka", "clicks:0")
+    runs = (Run(split, 0, 4 << 20, 4, 1 << 20, 0, 9.0), Run(split, 4 << 20, 5 << 20, 2, 1, 0, 5.0))
+    times = np.array([9.0, 1.0, 2.0, 3.0, 4.0, 5.0])
+    table = pa.table({"n": range(6)})
+    kept, provenance = without_rows(table, Provenance(runs, 6, 1.0, event_time=times), [0, 2, 5])
+    assert kept.column("n").to_pylist() == [1, 3, 4]
+    assert [provenance.locate(row)[1] for row in range(3)] == [1 << 20, 3 << 20, 4 << 20]
+    assert (provenance.runs[0].start, provenance.runs[-1].stop) == (0, 5 << 20)
+    assert max(run.event_time for run in provenance.runs if run.rows) == 4.0
+
+
+def load(source, letters, transform, **options):
+    splits = source.discover()
+    loader = Loader(source, assign(splits, {}, 1, 0), batch_size=4, transform=transform, dead_letters=letters, **options)
+    progress, rows = Progress(), []
+    try:
+        while True:
+            delivery = loader.take(5.0)
+            assert delivery is not None
+            assert delivery.provenance.num_rows == len(delivery.payload) > 0
+            progress.advance(delivery.provenance)
+            rows.extend(delivery.payload)
+    except EOFError:
+        return rows, progress, loader.counts
+    finally:
+        loader.close()
+
+
+def script(count, *, step=3):
+    table = pa.table({"n": range(count)})
+    return [Rows(table.slice(at, step), event_time=[1.0 + at] * table.slice(at, step).num_rows) for at in range(0, count, step)]
+
+
+@given(bad=st.sets(st.integers(0, 30)), count=st.integers(1, 30), threads=st.integers(1, 3), bounded=st.booleans())
+def test_loader_drops_bad_rows_and_covers_their_positions(bad, count, threads, bounded):
+    """Whole batches of them too, but at the very end, where no batch is left to cover them."""
+    source = ScriptedSource({"a": [*script(count), Eof()]}, bounded=bounded)
+    letters = DeadLetters(max_poison=100, window=100, sink=(kept := Kept()))
+    rows, progress, counts = load(source, letters, refuse(bad), threads=threads)
+    assert rows == [number for number in range(count) if number not in bad]
+    found = sorted((letter.place["row"], letter.values["n"], letter.reason) for letter in kept.letters)
+    assert found == [(number, number, f"column 'n': {number} is bad") for number in sorted(bad) if number < count]
+    assert counts.poison == len(found)
+    if rows:
+        last_batch = range(rows[-1] // 4 * 4, rows[-1] // 4 * 4 + 4)
+        covered = min(count, last_batch.stop)
+        assert progress.done[SplitId("scripted", "a")].intervals == ((0, covered),)
+
+
+def test_loader_over_budget_fails_after_what_was_good():
+    source = ScriptedSource({"a": script(12)})
+    letters = DeadLetters(max_poison=2, window=100, sink=Kept())
+    loader = Loader(source, assign(source.discover(), {}, 1, 0), batch_size=4, transform=refuse({4, 5, 6}), dead_letters=letters)
+    try:
+        assert loader.take(5.0).payload == [0, 1, 2, 3]
+        for _ in range(2):
+            with pytest.raises(DataError, match="split a, row 4: column 'n': 4 is bad; split a, row 5"):
+                loader.take(5.0)
+    finally:
+        loader.close()
+
+
+@pytest.mark.parametrize(("letters", "error"), [(None, DataError), (DeadLetters(max_poison=9, window=9), SchemaError)])
+def test_loader_without_dead_letters_or_with_a_wrong_schema_fails_at_once(letters, error):
+    def transform(table, size):
+        raise error("no")
+
+    with pytest.raises(error, match=r"^no$"):
+        load(ScriptedSource({"a": script(5)}), letters, transform)
+
+
+def test_letters_from_several_threads():
+    letters = DeadLetters(max_poison=1000, window=1000, sink=(kept := Kept()))
+
+    def work(first):
+        for number in range(first, first + 100):
+            letters.passed(1)
+            letters.add([letter(number)])
+
+    threads = [threading.Thread(target=work, args=(first,)) for first in range(0, 400, 100)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert letters.count == len(kept.letters) == 400
