@@ -25,6 +25,7 @@ from tidemill.distributed.runtime import start_runtime
 from tidemill.errors import ConfigError, StorageError
 from tidemill.jobs import pipeline
 from tidemill.jobs.batching import batch_rule, read_plan, shuffle_of
+from tidemill.jobs.dead_letters import open_dead_letters
 from tidemill.jobs.discovery import discover
 from tidemill.jobs.display import ProgressLine
 from tidemill.jobs.duties import Saver, checkpoint_duty, cut_duty, evaluate_duty
@@ -211,7 +212,10 @@ class _Job:
 
 def _open_feed(run: Run, learner: Learner, restored: Restored) -> DataFeed:
     config, data, writer = run.config, run.config.data_config, run.start.writer
-    source = pipeline.make_source(config, learner.features, path=config.train_input_path, boundary=run.boundary)
+    dead_letters = open_dead_letters(config, run.folder, run.rank)
+    source = pipeline.make_source(
+        config, learner.features, path=config.train_input_path, boundary=run.boundary, dead_letters=dead_letters
+    )
     run.resources.callback(source.close)
 
     def open_loader(assigned: list[Any]) -> Loader[Any]:
@@ -230,6 +234,7 @@ def _open_feed(run: Run, learner: Learner, restored: Restored) -> DataFeed:
             threads=data.transform_threads,
             rule=batch_rule(config),
             reading=read_plan(config, restored.progress.passes),
+            dead_letters=dead_letters,
         )
 
     def order(splits: Sequence[Split], passes: int) -> Sequence[Split]:
