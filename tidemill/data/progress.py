@@ -36,6 +36,8 @@ class Progress:
         self.max_event_time: dict[SplitId, float] = {}
         # As an earlier run described them; what to write for those that are no longer offered.
         self._saved: dict[SplitId, Split] = {}
+        # What was read to the end before this run; never offered again, and written on.
+        self._carried: dict[SplitId, SplitState] = {}
 
     @property
     def done(self) -> dict[SplitId, IntervalSet]:
@@ -85,6 +87,7 @@ class Progress:
                 merged._done[split] = positions if known is None else known | positions
             for split, time in part.max_event_time.items():
                 merged._reach(split, time)
+            merged._carried.update(part._carried)
             for split, saved in part._saved.items():
                 # The part that has come furthest knows best.
                 if split not in merged._saved or _end(part._done.get(split)) > _end(known_to.get(split)):
@@ -96,11 +99,17 @@ class Progress:
         """Keep how a checkpoint describes splits (`Source.describe`), for `to_states` once they are no longer offered."""
         self._saved.update((split.id, split) for split in splits)
 
+    def carry(self, states: Iterable[SplitState]) -> None:
+        """Keep states that are to be written on as they are, through all passes."""
+        self._carried.update((SplitId(state.kind, state.split), state) for state in states)
+
     def to_states(self, splits: Sequence[Split]) -> list[SplitState]:
-        """One state a split, in the order given, untouched ones included; then splits that are known from before only."""
+        """One state a split, in the order given, untouched ones included; then splits that are known from before only, and those
+        that are carried."""
         known, done = {split.id for split in splits}, self.done
         gone = [self._saved.get(split, Split(split, None)) for split in sorted(set(done) - known)]
-        return [
+        carried = [self._carried[split] for split in sorted(set(self._carried) - known - set(done))]
+        states = [
             SplitState(
                 kind=split.id.kind,
                 split=split.id.name,
@@ -111,6 +120,7 @@ class Progress:
             )
             for split in (*splits, *gone)
         ]
+        return states + carried
 
     @classmethod
     def from_states(cls, states: Iterable[SplitState], *, passes: int = 0) -> Self:
@@ -171,16 +181,17 @@ def verify_splits(source: Source, splits: Sequence[Split], states: Iterable[Spli
     for name, state in saved.items():
         if name in offered:
             source.verify(offered[name], state.fingerprint)
-        elif state.intervals and not _complete(state):
+        elif state.intervals and not is_complete(state):
             raise SourceChangedError(f"{name} was read in part by an earlier run and is gone; put it back to resume")
     if saved:
         new, missing = len(offered.keys() - saved.keys()), len(saved.keys() - offered.keys())
-        done = sum(_complete(state) for state in saved.values())
+        done = sum(is_complete(state) for state in saved.values())
         log.info(
             "%s splits: %d new, %d done, %d missing of %d", source.kind, new, done, missing, len(saved.keys() | offered.keys())
         )
     return source.resumed(splits, saved)
 
 
-def _complete(state: SplitState) -> bool:
+def is_complete(state: SplitState) -> bool:
+    """Whether all rows of a bounded split were read."""
     return state.num_rows is not None and IntervalSet.of(state.intervals).count() == state.num_rows

@@ -26,10 +26,12 @@ def discover(source: Source, agreement: Agreement, rank: int, *, saved: Sequence
     `saved`: what an earlier run says of them. Raises SourceChangedError, on every rank, if they aren't what they were then.
     """
 
-    def look() -> list[dict[str, Any]]:
-        return [_to_json(split) for split in (source.resume(saved) if saved else source.discover())]
+    return share_splits(agreement, rank, lambda: source.resume(saved) if saved else source.discover())
 
-    return [_from_json(value) for value in _patiently(agreement, rank, look)]
+
+def share_splits(agreement: Agreement, rank: int, find: Callable[[], Sequence[Split]]) -> list[Split]:
+    """The splits that `find` gives on rank 0, or its error, on every rank. Collective."""
+    return [_from_json(value) for value in _patiently(agreement, rank, lambda: [_to_json(split) for split in find()])]
 
 
 def _patiently(agreement: Agreement, rank: int, compute: Callable[[], T]) -> T:

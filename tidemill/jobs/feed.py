@@ -34,11 +34,13 @@ class DataFeed:
         on_pass: Callable[[], None] = lambda: None,
         order: Callable[[Sequence[Split], int], Sequence[Split]] = lambda splits, number: splits,
         commit: Callable[[Done], None] = lambda done: None,
+        renew: Callable[[Sequence[Split]], list[Split]] = list,
         patience_s: float = 15.0,
     ) -> None:
         """`progress`: of all ranks, as restored. `num_passes` None: as many as it takes. `on_pass`: called after each. `order`:
         (splits, passes before this one) -> the splits in the order in which this pass deals them out. `commit` (`Source.commit`)
-        is told what was done of this rank's splits at each committed checkpoint.
+        is told what was done of this rank's splits at each committed checkpoint. `renew`: the splits for one more pass; all ranks
+        call it.
 
         `patience_s`: how long each batch of a bounded source is waited for. Which ranks' batches meet in a step would otherwise
         depend on which reader was faster, and a resumed run would not repeat an uninterrupted one. All of a round together must
@@ -47,6 +49,7 @@ class DataFeed:
         self._splits = list(splits)
         self._order = order
         self._commit = commit
+        self._renew = renew
         self._saved: Done = {}
         self._counted = False
         self._earlier_counts = RowCounts()
@@ -148,6 +151,7 @@ class DataFeed:
             return False
         self._earlier_counts = self.counts
         self._loader.close()
+        self._splits = self._renew(self._splits)
         self._open(None)
         return True
 

@@ -10,16 +10,16 @@ import numpy as np
 import torch
 
 from tidemill.cadence import Stateful
-from tidemill.checkpoint.discovery import read_arrays_of, read_dataloader_state, read_rank_states
+from tidemill.checkpoint.discovery import read_dataloader_state, read_rank_states
 from tidemill.config.compare import Verdict, compare
 from tidemill.config.load import load_pipeline
 from tidemill.config.pipeline import PipelineConfig
 from tidemill.contracts.checkpoint import CheckpointManifest
-from tidemill.contracts.progress import SplitState
 from tidemill.data.assignment import AssignmentBase
-from tidemill.data.progress import Progress
+from tidemill.data.source import Source
 from tidemill.errors import ConfigError
 from tidemill.jobs.learner import Learner
+from tidemill.jobs.positions import Saved
 from tidemill.jobs.run import Run
 from tidemill.registry import component_config
 from tidemill.storage.base import Storage
@@ -33,14 +33,11 @@ RANDOM = "random"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Restored:
-    """What a run starts with besides weights. `base`, `splits`, `watermark` and `rank_states` come from an own checkpoint only."""
+    """What a run starts with besides weights and positions. `watermark` and `rank_states` come from an own checkpoint only."""
 
     step: int = 0
     examples: float = 0.0
     watermark: float | None = None
-    progress: Progress = field(default_factory=Progress)
-    base: AssignmentBase | None = None
-    splits: list[SplitState] = field(default_factory=list)
     rank_states: list[dict[str, dict[str, Any]]] = field(default_factory=list)
 
     def load(self, name: str, owner: Stateful) -> None:
@@ -56,10 +53,10 @@ def restore(run: Run, learner: Learner) -> Restored:
     own, parent = run.start.own, run.start.parent
     if own is not None:
         check_config(run.storage, own, run.config)
-        _restore_learner(learner, run.storage, own)
+        learner.restore(run.storage, own)
         return _restore_own(run, own)
     if parent is not None and run.start.parent_storage is not None:
-        _restore_learner(learner, run.start.parent_storage, parent)
+        learner.restore(run.start.parent_storage, parent)
         log.info("continuing from %s, step %d", run.start.parent_storage.url, parent.step)
         return Restored(examples=float(parent.examples))
     return Restored()
@@ -90,29 +87,43 @@ def check_config(storage: Storage, manifest: CheckpointManifest, config: Pipelin
         log.warning("the config has changed since step %d: %s", manifest.step, difference)
 
 
-def _restore_learner(learner: Learner, storage: Storage, manifest: CheckpointManifest) -> None:
-    learner.restore_weights(storage, manifest)
-    learner.optimizers.load_dense_optimizer_state(read_arrays_of(storage, manifest, "dense_optimizer"))
-    learner.step.load_state(manifest.state["schedule"])
-
-
 def _restore_own(run: Run, manifest: CheckpointManifest) -> Restored:
-    saved = read_dataloader_state(run.storage, manifest)
     rank_states = read_rank_states(run.storage, manifest)
-    if len(rank_states) == run.runtime.world_size:
-        torch.set_rng_state(torch.from_numpy(np.array(rank_states[run.rank][RANDOM]["torch"])))
+    _restore_random(run, manifest, rank_states)
     log.info("resuming at step %d", manifest.step)
     return Restored(
         step=manifest.step,
         examples=float(manifest.examples),
         watermark=manifest.watermark,
-        progress=Progress.from_states(saved.splits, passes=saved.passes_completed),
-        base=AssignmentBase.from_json(manifest.state["assignment"]),
-        splits=saved.splits,
         rank_states=rank_states,
     )
 
 
-def random_state() -> dict[str, Any]:
-    """This rank's random state, as `restore` takes it back."""
-    return {"torch": torch.get_rng_state().numpy().copy()}
+def saved_positions(run: Run, source: Source) -> Saved | None:
+    """What the run's data goes on behind: the own checkpoint, or, for a source that does so, the parent's with --continue_train."""
+    own, parent, storage = run.start.own, run.start.parent, run.start.parent_storage
+    if own is not None:
+        return Saved(read_dataloader_state(run.storage, own), AssignmentBase.from_json(own.state["assignment"]))
+    if parent is None or storage is None or not (run.start.continue_train and source.continues_parent):
+        return None
+    state = read_dataloader_state(storage, parent)
+    return Saved(state.model_copy(update={"splits": [split for split in state.splits if split.kind == source.kind]}), None)
+
+
+def _restore_random(run: Run, manifest: CheckpointManifest, rank_states: list[dict[str, dict[str, Any]]]) -> None:
+    """Each rank's own random state; new ones if there are more or fewer ranks, not those that the line began with."""
+    if len(rank_states) != run.runtime.world_size:
+        torch.manual_seed((run.config.train_config.runtime.seed + run.rank) ^ (manifest.step << 20))
+        return
+    saved = rank_states[run.rank][RANDOM]
+    torch.set_rng_state(torch.from_numpy(np.array(saved["torch"])))
+    if run.runtime.device.type == "cuda" and "cuda" in saved:
+        torch.cuda.set_rng_state(torch.from_numpy(np.array(saved["cuda"])), run.runtime.device)
+
+
+def random_state(device: torch.device) -> dict[str, Any]:
+    """This rank's random state, as `restore` takes it back: torch's on the CPU, and on the device."""
+    state = {"torch": torch.get_rng_state().numpy().copy()}
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device).numpy().copy()
+    return state

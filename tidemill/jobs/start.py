@@ -29,6 +29,7 @@ class Start:
     """Who the run is, and where it starts. At most one of `own` and `parent` gives the weights; `own` wins.
 
     `own`: the folder's newest checkpoint, when the run goes on. `parent`: the checkpoint that the line comes from, if any.
+    `continue_train`: whether the run is to go on where the one before stopped.
     """
 
     writer: Writer
@@ -36,6 +37,7 @@ class Start:
     parent_storage: Storage | None
     parent: CheckpointManifest | None
     snapshot: SnapshotManifest | None
+    continue_train: bool = False
 
     @property
     def parent_record(self) -> ParentCheckpoint | None:
@@ -94,6 +96,7 @@ def start_run(
         parent_storage=parent_storage,
         parent=_manifest(parent_storage, decided["parent"]) if parent_storage else None,
         snapshot=read_snapshot(storage),
+        continue_train=continue_train,
     )
     _check_base(storage, start)
     return start

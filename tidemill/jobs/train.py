@@ -26,14 +26,14 @@ from tidemill.errors import ConfigError, StorageError
 from tidemill.jobs import pipeline
 from tidemill.jobs.batching import batch_rule, read_plan, shuffle_of
 from tidemill.jobs.dead_letters import open_dead_letters
-from tidemill.jobs.discovery import discover
 from tidemill.jobs.display import ProgressLine
 from tidemill.jobs.duties import Saver, checkpoint_duty, cut_duty, evaluate_duty
 from tidemill.jobs.feed import DataFeed
 from tidemill.jobs.learner import Learner, build_learner
+from tidemill.jobs.positions import find_positions, renew
 from tidemill.jobs.publication import Probes, Publication
 from tidemill.jobs.report import Figures, Reporter, open_handover, report_duty, retire_lineage
-from tidemill.jobs.restore import Restored, restore
+from tidemill.jobs.restore import Restored, restore, saved_positions
 from tidemill.jobs.run import Run, open_recorder, open_run
 from tidemill.jobs.signals import StopSignals
 from tidemill.lineage.records import RunRecorder
@@ -218,6 +218,10 @@ def _open_feed(run: Run, learner: Learner, restored: Restored) -> DataFeed:
     )
     run.resources.callback(source.close)
 
+    num_passes = None if config.train_config.num_steps else config.train_config.num_epochs
+    saved = saved_positions(run, source)
+    positions = find_positions(source, run.agreement, writer.rank, saved, num_passes=num_passes)
+
     def open_loader(assigned: list[Any]) -> Loader[Any]:
         stream = config.stream
         return Loader(
@@ -233,7 +237,7 @@ def _open_feed(run: Run, learner: Learner, restored: Restored) -> DataFeed:
             depth=max(_READ_AHEAD, 2 * data.transform_threads),
             threads=data.transform_threads,
             rule=batch_rule(config),
-            reading=read_plan(config, restored.progress.passes),
+            reading=read_plan(config, positions.progress.passes),
             dead_letters=dead_letters,
         )
 
@@ -245,17 +249,18 @@ def _open_feed(run: Run, learner: Learner, restored: Restored) -> DataFeed:
         learner.step.passes += 1
 
     feed = DataFeed(
-        discover(source, run.agreement, writer.rank, saved=restored.splits if run.start.own else ()),
+        positions.splits,
         open_loader,
         rank=writer.rank,
         world_size=writer.world_size,
-        progress=restored.progress,
-        base=restored.base,
+        progress=positions.progress,
+        base=positions.base,
         watermark=restored.watermark,
-        num_passes=None if config.train_config.num_steps else config.train_config.num_epochs,
+        num_passes=num_passes,
         on_pass=count_pass,
         order=order,
         commit=source.commit,
+        renew=renew(source, run.agreement, writer.rank),
         patience_s=config.train_config.runtime.timeout_s / 4 / config.train_config.steps_per_round,
     )
     run.resources.callback(feed.close)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import numpy as np
+import orjson
 
 from tidemill.cadence import RankReport
 from tidemill.errors import PeerLostError
@@ -78,6 +79,10 @@ class ThreadAgreement:
     def issue(self, report: RankReport) -> ThreadPending:
         array: np.ndarray = report.to_array()
         return ThreadPending(self._group, self._group.give("reports", self._rank, array))
+
+    def share(self, value: Any) -> Any:
+        """Rank 0's JSON value, on every rank; what the others pass is ignored. Collective."""
+        return orjson.loads(self._group.gather("shared", self._rank, orjson.dumps(value))[0])
 
 
 class Result(Generic[T]):

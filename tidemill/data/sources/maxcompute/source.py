@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -86,6 +87,8 @@ class MaxComputeSource(Source):
         self._lock = threading.Lock()
         self._connection: Connection | None = None
         self._projections: dict[OdpsTable, Projection] = {}
+        # Splits whose sessions weren't asked for, since all their rows were read. Rank 0 only.
+        self._unheld: set[SplitId] = set()
         reading = config.reading
         self._keeper = SessionKeeper(interval_s=reading.refresh_interval_s, alarm_after_s=reading.alarm_after_s, clock=self._clock)
 
@@ -115,6 +118,10 @@ class MaxComputeSource(Source):
         with ThreadPoolExecutor(_SESSIONS_AT_ONCE, "maxcompute-session") as pool:
             return list(pool.map(lambda place: self._split(place, decision.kept.get(place)), found))
 
+    def renew(self, splits: Sequence[Split]) -> list[Split]:
+        """Splits that an earlier run had read to their end get a new session: nobody has kept their old one alive."""
+        return [self._renewed(split) if split.id in self._unheld else split for split in splits]
+
     def open(self, split: Split, remaining: IntervalSet | None, done: IntervalSet) -> SplitReader:
         rows = IntervalSet.of([(0, split.num_rows or 0)]) - done if remaining is None else remaining
         return self._read([self._open(split, rows)])
@@ -142,11 +149,22 @@ class MaxComputeSource(Source):
             fingerprint = {**where, "session": session.id, "rows": session.rows}
             return Split(SplitId(self.kind, place.name), session.rows, fingerprint, in_turn=True)
         session_id, rows = str(saved.fingerprint["session"]), saved.num_rows or 0
-        if not is_finished(saved):
+        if is_finished(saved):
+            self._unheld.add(SplitId(self.kind, saved.split))
+        else:
             client, timeout_s = self._client(place.path.table), self._config.reading.session_timeout_s
             validate_session(client, saved.split, session_id, rows, timeout_s=timeout_s, clock=self._clock)
         fingerprint = {**where, "session": session_id, "rows": rows}
         return Split(SplitId(self.kind, saved.split), rows, fingerprint, in_turn=True)
+
+    def _renewed(self, split: Split) -> Split:
+        path, index = parse_odps_path(split.fingerprint["input_path"]), split.fingerprint["sess_idx"]
+        found = places([path], ordered=self._config.is_orderby_partition)
+        session = self._new_session(found[index])
+        if session.rows != split.num_rows:
+            raise SourceChangedError(f"{split.id} had {split.num_rows} rows in the first pass, and has {session.rows} now")
+        self._unheld.discard(split.id)
+        return replace(split, fingerprint={**split.fingerprint, "session": session.id})
 
     def _new_session(self, place: Place) -> Session:
         projection = self._projection(place.path.table)
