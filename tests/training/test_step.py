@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from tidemill.config.train import GradClipping
+from tidemill.config.train import GradClipping, GradScaler
 from tidemill.errors import CheckpointError
 from tidemill.models.model import build_model
 from tidemill.testing import model_contract as contract
 from tidemill.testing.ranks import single_process
+from tidemill.training.optimizers import UpdateOptions
 
 SIZE = 24
 DROPOUT = {"towers": [{"input": "deep", "mlp": {"hidden_units": [16], "dropout_ratio": [0.5]}}], "final": {"hidden_units": [8]}}
@@ -150,7 +151,7 @@ def test_clipping_bounds_the_dense_gradient(runtime, kind):
     bound = 1e-3
     clipping = GradClipping(clipping_type=kind, max_gradient=bound)
     sgd = {"sgd_optimizer": {"lr": 1.0, "momentum": 0.0}}
-    step, _, sharded = _build(runtime, dense=sgd, grad_clipping=clipping)
+    step, _, sharded = _build(runtime, dense=sgd, update=UpdateOptions(clipping=clipping))
     before = {name: tensor.clone() for name, tensor in sharded.dense_state().items()}
     batch = contract.random_batch(1, SIZE)
     step(batch, _weight(batch))

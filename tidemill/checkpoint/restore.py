@@ -55,9 +55,9 @@ def read_table(storage: Storage, manifest: CheckpointManifest, table: str, tenso
     return assemble(overlapping(storage, files, table, 0, spec.num_embeddings), table, tensor, 0, spec.num_embeddings)
 
 
-def dense_tensors(storage: Storage, manifest: CheckpointManifest) -> dict[str, torch.Tensor]:
+def dense_tensors(storage: Storage, manifest: CheckpointManifest, file: str = "dense") -> dict[str, torch.Tensor]:
     """The dense weights by name, as tensors of their own."""
-    return {name: torch.from_numpy(np.array(array)) for name, array in read_arrays_of(storage, manifest, "dense").items()}
+    return {name: torch.from_numpy(np.array(array)) for name, array in read_arrays_of(storage, manifest, file).items()}
 
 
 def _require_fitting(storage: Storage, manifest: CheckpointManifest, spec: TableSpec | None, shard: LocalShard) -> None:

@@ -350,5 +350,5 @@ class DenseOptimizer(DenseUnit):
 
     part_optimizers: tuple[PartOptimizer, ...] = not_yet(())
     """Other optimizers for parameters whose names match."""
-    ema: EMAConfig | None = later()
-    """Averaged copy of the dense parameters."""
+    ema: EMAConfig | None = None
+    """Averaged copy of the dense parameters, which is evaluated, exported and served in their place."""

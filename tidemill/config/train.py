@@ -193,12 +193,13 @@ class TrainConfig(Config):
     """TF32 in matrix products."""
     global_embedding_constraints: ParameterConstraints | None = later()
     """Limits on how tables are sharded."""
-    mixed_precision: Literal["", "BF16", "FP16"] = later("")
-    """Autocast."""
-    grad_scaler: GradScaler | None = later()
-    """Scaling of the loss."""
-    gradient_accumulation_steps: Positive | None = later()
-    """Steps whose dense gradients are averaged."""
+    mixed_precision: Literal["", "BF16", "FP16"] = ""
+    """Type of the training pass under autocast; losses, updates and scores stay FP32."""
+    grad_scaler: GradScaler | None = None
+    """Scaling of the loss, so that FP16 gradients don't vanish; an update whose gradients overflow is left out."""
+    gradient_accumulation_steps: Positive | None = None
+    """Steps whose dense gradients are averaged into one update. Embedding tables are updated in each step, with their share of
+    the average; schedules and checkpoints count steps."""
     grad_clipping: GradClipping | None = None
     """Clipping of dense gradients."""
     keep_checkpoint_max: Unsigned = 0
@@ -232,8 +233,8 @@ class EvalConfig(Config):
     """Most steps."""
     log_step_count_steps: Positive = 10
     """Steps from one log line to the next."""
-    use_dense_ema: bool | None = later()
-    """Use the averaged dense weights."""
+    use_dense_ema: bool | None = None
+    """Use the averaged dense weights. None: if they are kept."""
 
 
 class ExportConfig(Config):
@@ -251,5 +252,5 @@ class ExportConfig(Config):
     """TF32 in cuDNN."""
     cuda_matmul_allow_tf32: bool = later(False)
     """TF32 in matrix products."""
-    use_dense_ema: bool | None = later()
-    """Use the averaged dense weights."""
+    use_dense_ema: bool | None = None
+    """Use the averaged dense weights, in exports and releases. None: if they are kept."""

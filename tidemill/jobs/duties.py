@@ -76,10 +76,14 @@ class Saver:
                 tables=self.staging.copy(shards) if full else self.staging.copy_rows(shards, touched),
                 dense_files=self.learner.dense_files() if self.run.rank == 0 else {},
                 splits=self.feed.states(),
-                rank_state={RANDOM: random_state(), **{name: owner.state() for name, owner in self.stateful.items()}},
+                rank_state={
+                    RANDOM: random_state(self.run.runtime.device),
+                    **{name: owner.state() for name, owner in self.stateful.items()},
+                },
                 shared_state={
                     "passes_completed": self.feed.progress.passes,
                     "schedule": self.learner.step.state(),
+                    "served_dense": self.learner.served_file(self.run.config.export_config.use_dense_ema),
                     "assignment": self.feed.base.to_json(),
                 },
             )
@@ -99,8 +103,13 @@ def checkpoint_duty(saver: Saver, config: TrainConfig, restored: Restored) -> Du
     if config.save_checkpoints_secs is not None:
         triggers.append(EverySeconds(config.save_checkpoints_secs))
     manager = saver.manager
+
+    def save(point: SyncPoint) -> int:
+        """Nothing, if a trigger that doesn't count steps is due where there is a checkpoint already."""
+        return 0 if duty.committed_step == point.last_step else saver.save(point)
+
     duty = Duty(
-        act=saver.save,
+        act=save,
         triggers=triggers,
         ready=lambda: manager.ready,
         settled=lambda: manager.settled,
@@ -163,7 +172,7 @@ def evaluate_duty(run: Run, learner: Learner) -> Duty | None:
             pipeline.make_source(config, learner.features, path=config.eval_input_path),
             config,
             learner.features,
-            scores=learner.step.scores,
+            scores=learner.served_scores(config.eval_config.use_dense_ema),
             agreement=run.agreement,
             runtime=run.runtime,
         )

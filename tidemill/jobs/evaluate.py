@@ -77,7 +77,7 @@ def _evaluate(config: PipelineConfig, request: EvaluateRequest, runtime: Runtime
     key = from_rank_zero(agreement, runtime.rank, lambda: read_checkpoint(storage, step)[0])
     manifest = CheckpointManifest.parse(storage.read(key), where=f"{storage.url}/{key}")
     features = pipeline.feature_set(config)
-    model = restored_step(config, features, runtime, storage, manifest)
+    model = restored_step(config, features, runtime, storage, manifest, config.eval_config.use_dense_ema)
     metrics = pipeline.evaluate_source(
         pipeline.make_source(config, features, path=config.eval_input_path),
         config,

@@ -15,6 +15,7 @@ from tidemill.distributed.runtime import start_runtime
 from tidemill.errors import ConfigError
 from tidemill.features.feature_set import FeatureSet
 from tidemill.jobs import pipeline
+from tidemill.jobs.learner import dense_file
 from tidemill.jobs.place import checkpoint_path
 from tidemill.jobs.scoring import restored_step
 from tidemill.lineage.records import run_records
@@ -48,7 +49,7 @@ def export(request: ExportRequest) -> None:
     source = open_storage(folder)
     _, manifest = read_checkpoint(source, step)
     features = pipeline.feature_set(config)
-    checkpoint = StoredCheckpoint(source, manifest)
+    checkpoint = StoredCheckpoint(source, manifest, dense_file(manifest, config.export_config.use_dense_ema))
     model = build_model(config.model, features, config.train_config.runtime.seed)
     options = SnapshotOptions(
         model_name=config.model.kind,
@@ -73,7 +74,8 @@ def _probes(config: PipelineConfig, features: FeatureSet, checkpoint: StoredChec
     runtime = start_runtime(config.train_config.runtime.timeout_s, num_threads=config.train_config.runtime.threads)
     try:
         rows = _first_rows(config, features)
-        step = restored_step(config, features, runtime, checkpoint.storage, checkpoint.manifest)
+        use_ema = config.export_config.use_dense_ema
+        step = restored_step(config, features, runtime, checkpoint.storage, checkpoint.manifest, use_ema)
         scores = step.scores(features.transform(rows, with_labels=False))
     finally:
         runtime.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 
@@ -70,7 +71,7 @@ class Probes:
     def __init__(self, run: Run, learner: Learner) -> None:
         snapshot = run.start.snapshot
         table = read_probes(LineageFolder(run.storage, ""), snapshot) if snapshot else None
-        self._step = learner.step
+        self._scores = learner.served_scores(run.config.export_config.use_dense_ema)
         padding = learner.step.padding()
         self._batches: list[Batch] = []
         if table is None:
@@ -84,7 +85,7 @@ class Probes:
         """By output; None without probe rows, and meaningless above rank 0."""
         if not self._batches:
             return None
-        parts = [self._step.scores(batch) for batch in self._batches]
+        parts = [self._scores(batch) for batch in self._batches]
         return {output: np.concatenate([part[output] for part in parts]) for output in parts[0]}
 
 
@@ -101,7 +102,8 @@ class Publication:
         restored.load("cursor", self.cursor)
         opened = int(from_rank_zero(run.agreement, rank, lambda: open_releases(storage, writer)))
         deletes = absorb(storage, self.touched, learner.tables, after=self.cursor.sequence, up_to=opened)
-        cutter = Cutter(shards, self.touched, model.dense_state if rank == 0 else None, deletes if rank == 0 else {})
+        served = partial(learner.served_dense, run.config.export_config.use_dense_ema)
+        cutter = Cutter(shards, self.touched, served if rank == 0 else None, deletes if rank == 0 else {})
         gate = Gate(CandidateScores(storage)) if rank == 0 else Gate()
         self.publisher = Publisher(
             storage,

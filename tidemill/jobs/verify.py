@@ -149,7 +149,7 @@ def _compare(
         for ids in _different_rows(read_table(storage, manifest, spec.name), served.tables[spec.name], mask):
             different += len(ids)
             differences += [Difference(spec.name, int(row)) for row in ids[: _SHOWN - len(differences)]]
-    dense = read_arrays_of(storage, manifest, "dense") if with_dense else {}
+    dense = read_arrays_of(storage, manifest, manifest.state.get("served_dense", "dense")) if with_dense else {}
     weights = {name: tensor.numpy() for name, tensor in served.program.weights.items()}
     odd = [name for name in sorted(dense) if name not in weights or not _same_bytes(dense[name], weights[name])]
     return Verification(

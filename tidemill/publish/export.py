@@ -34,10 +34,11 @@ NUM_PROBE_ROWS = 64
 
 @dataclass(frozen=True, slots=True)
 class StoredCheckpoint:
-    """A checkpoint's manifest, and the store that its keys are relative to."""
+    """A checkpoint's manifest, and the store that its keys are relative to. `dense`: which of its files has the dense weights."""
 
     storage: Storage
     manifest: CheckpointManifest
+    dense: str = "dense"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,7 @@ def _write_files(
         )
     # A folder of its own: of two exports at a time, the one whose snapshot.json loses must not touch the other's files.
     folder = f"{layout.SNAPSHOT_FILES}/{uuid.uuid4().hex[:12]}"
-    dense = manifest.files["dense"]
+    dense = manifest.files[checkpoint.dense]
     program = with_dense(model, read_arrays(source, dense.key, sha256=dense.sha256, size=dense.size))
     archive, outputs = program_archive(program, model)
     return SnapshotManifest(

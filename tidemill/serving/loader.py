@@ -211,7 +211,7 @@ def _load_tables(folder: LineageFolder, manifest: SnapshotManifest) -> Tables:
         rows = arrays.get(f"{entry.table}/weight")
         if rows is None:
             raise CorruptError(f"{folder.name}: {entry.file.key} has no {entry.table}/weight")
-        if entry.row_start is None or entry.row_stop is None:
+        if entry.subset or entry.row_start is None or entry.row_stop is None:
             changed.append((entry.table, arrays.get(f"{entry.table}/ids", np.empty(0, np.int64)), rows))
         else:
             parts[entry.table].append(BaseRows(entry.row_start, entry.row_stop, rows))

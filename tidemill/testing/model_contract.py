@@ -14,7 +14,6 @@ import torch
 
 from tidemill.config.model import FeatureGroupConfig, ModelConfig
 from tidemill.config.optimizer import DenseOptimizer, SparseOptimizer
-from tidemill.config.train import GradClipping
 from tidemill.distributed.runtime import Runtime
 from tidemill.distributed.sharding import ShardedModel, Sharding, shard
 from tidemill.features.batch import Batch, IdColumns
@@ -24,7 +23,7 @@ from tidemill.models.losses import binary_cross_entropy
 from tidemill.models.model import RecModel, build_model
 from tidemill.models.program import example_inputs, export_program
 from tidemill.registry import component_config
-from tidemill.training.optimizers import Optimizers
+from tidemill.training.optimizers import Optimizers, UpdateOptions
 from tidemill.training.step import Objective, TrainStep, padding_batch
 
 LABEL = "click"
@@ -130,7 +129,8 @@ class ContractSettings:
     sparse: dict[str, Any] = field(default_factory=lambda: {"adagrad_optimizer": {"lr": 0.1}})
     dense: dict[str, Any] = field(default_factory=lambda: {"adam_optimizer": {"lr": 0.01}})
     score_first: bool = False
-    grad_clipping: GradClipping | None = None
+    update: UpdateOptions = field(default_factory=UpdateOptions)
+    mixed_precision: str = ""
 
 
 def contract_step(
@@ -139,10 +139,10 @@ def contract_step(
     """A step that trains `model`, its optimizers, and the sharded model. Collective."""
     sparse = SparseOptimizer.model_validate(settings.sparse)
     sharded = shard(model, runtime, sparse, settings.sharding, seed=5)
-    optimizers = Optimizers(sharded, DenseOptimizer.model_validate(settings.dense), sparse)
+    optimizers = Optimizers(sharded, DenseOptimizer.model_validate(settings.dense), sparse, settings.update)
     objective = Objective([binary_cross_entropy], LABEL)
     padding = padding_batch(contract_features(), [LABEL], 32)
-    step = TrainStep(sharded, optimizers, objective, padding, settings.grad_clipping, settings.score_first)
+    step = TrainStep(sharded, optimizers, objective, padding, settings.score_first, settings.mixed_precision)
     return step, optimizers, sharded
 
 

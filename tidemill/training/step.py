@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tidemill.config.train import GradClipping
 from tidemill.distributed.runtime import translate_peer_errors
 from tidemill.distributed.sharding import ShardedModel
 from tidemill.features.batch import Batch, IdColumns
 from tidemill.features.feature_set import FeatureSet
 from tidemill.models.losses import Loss
 from tidemill.training.optimizers import Optimizers
+from tidemill.training.precision import DTYPES
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +42,23 @@ class TrainStep:
         optimizers: Optimizers,
         objective: Objective,
         padding: Batch,
-        grad_clipping: GradClipping | None = None,
         score_first: bool = False,
+        mixed_precision: str = "",
     ) -> None:
         """`padding`: what this rank trains on when it has nothing, see `padding_batch`.
 
         `score_first`: the outputs of a step are what `scores` would have given just before it, also if the program has dropout.
+        `mixed_precision`: "BF16" or "FP16": the training pass runs under autocast; losses and scores don't.
         """
         self._model = model
         self._optimizers = optimizers
         self._objective = objective
         self._padding = padding
-        self._clipping = grad_clipping
+        self._dtype = DTYPES.get(mixed_precision)
         # Without dropout the training forward computes the very same outputs, and no second one is needed.
-        self._separate_scores = score_first and _has_dropout(model.program)
+        self._separate_scores = score_first and (self._dtype is not None or _has_dropout(model.program))
+        # Scaled here, divided again where gradients leave the program for the tables.
+        optimizers.scale.descale_tables(model.model.get_submodule("embeddings"))
         self.steps = 0
         """Steps that the schedules have seen, the parents' included."""
         self.passes = 0
@@ -78,11 +81,11 @@ class TrainStep:
         on_device = _to(batch, self._model.runtime.device)
         self._set_training(True)
         with translate_peer_errors(f"all ranks in a step (rank {self._model.runtime.rank})"):
-            outputs = self._model(on_device)
+            outputs = self._forward(on_device)
             loss_sum = self._objective.loss_sum(outputs, on_device)
-            # Gradients are averaged over ranks, hence the factor.
-            (loss_sum * (self._model.runtime.world_size / global_weight)).backward()
-        self._clip()
+            # Gradients are averaged over ranks, hence the first factor.
+            factor = self._model.runtime.world_size / global_weight / self._optimizers.options.accumulation
+            (loss_sum * (factor * self._optimizers.scale.value)).backward()
         self._optimizers.step()
         self.steps += 1
         self.loss_sum = float(loss_sum.detach())
@@ -93,11 +96,13 @@ class TrainStep:
         return self._padding
 
     def state(self) -> dict[str, Any]:
-        """Where the schedules stand, as JSON; the same on all ranks."""
-        return {"steps": self.steps, "passes": self.passes}
+        """Where schedules, accumulation and loss scale stand, as JSON; the same on all ranks."""
+        return {"steps": self.steps, "passes": self.passes, "update": self._optimizers.state()}
 
     def load_state(self, state: dict[str, Any]) -> None:
         self.steps, self.passes = int(state["steps"]), int(state["passes"])
+        if "update" in state:
+            self._optimizers.load_state(state["update"])
 
     def scores(self, batch: Batch) -> dict[str, np.ndarray]:
         """Outputs in eval mode, name -> (num_rows,). Changes nothing: no weight, no random state, no touched row."""
@@ -106,20 +111,17 @@ class TrainStep:
         with torch.no_grad(), waiting:
             return _to_numpy(self._model(_to(batch, self._model.runtime.device)), batch.num_rows)
 
+    def _forward(self, batch: Batch) -> dict[str, Tensor]:
+        if self._dtype is None:
+            return self._model(batch)
+        with torch.autocast(self._model.runtime.device.type, self._dtype):
+            outputs = self._model(batch)
+        return {name: output.float() for name, output in outputs.items()}
+
     def _set_training(self, training: bool) -> None:
         # Walking all modules costs a light model's step 7 %.
         if self._model.training != training:
             self._model.train(training)
-
-    def _clip(self) -> None:
-        clipping = self._clipping
-        if clipping is None or clipping.clipping_type == "none":
-            return
-        parameters = self._optimizers.parameters.values()
-        if clipping.clipping_type == "norm":
-            nn.utils.clip_grad_norm_(parameters, clipping.max_gradient, norm_type=clipping.norm_type)
-        else:
-            nn.utils.clip_grad_value_(parameters, clipping.max_gradient)
 
 
 def padding_batch(features: FeatureSet, labels: Sequence[str], size: int) -> Batch:
