@@ -88,7 +88,7 @@ class CsvScene(Scene):
 
     @property
     def source(self) -> dict[str, Any]:
-        return {"kind": "csv", "paths": f"{self.folder}/*.csv,{self.folder}/*.csv.*", "with_header": True}
+        return {"kind": "csv", "paths": f"{self.folder}/*", "with_header": True}
 
 
 class MaxComputeScene(Scene):
@@ -111,21 +111,21 @@ class MaxComputeScene(Scene):
     def source(self) -> dict[str, Any]:
         return {
             "kind": "maxcompute",
-            "paths": f"odps://shop/tables/clicks/{'&'.join(self._days)}",
+            "paths": [f"odps://shop/tables/clicks/{'&'.join(self._days)}"],
             "is_orderby_partition": self._by_partition,
         }
 
     def disturb(self) -> str:
+        faults, times = self._emulator.faults, int(self.rng.integers(1, 4))
         fault = self.rng.choice(["unavailable", "dropped", "cut", "ended early"])
-        count = int(self.rng.integers(1, 4))
         if fault == "unavailable":
-            self._emulator.faults.fail("data", status=503, count=count)
+            faults.refuse("read_rows", times)
         elif fault == "dropped":
-            self._emulator.faults.drop("data", count=count)
+            faults.drop("read_rows", times)
         elif fault == "cut":
-            self._emulator.faults.cut(after_bytes=int(self.rng.integers(0, 4000)), count=count)
+            faults.cut(int(self.rng.integers(0, 4000)), times)
         else:
-            self._emulator.faults.end_early(count=count)
+            faults.end_early(int(self.rng.integers(0, 2)), times)
         return str(fault)
 
     def close(self) -> None:
@@ -203,7 +203,7 @@ class FolderScene(Scene):
 
     @property
     def source(self) -> dict[str, Any]:
-        return {"kind": "folder", "path": str(self.folder), "poll_s": 0.1}
+        return {"kind": "folder", "path": str(self.folder)}
 
     @contextmanager
     def going_on(self) -> Iterator[None]:

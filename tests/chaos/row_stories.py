@@ -62,7 +62,7 @@ class _Story:
             threads=int(self.rng.integers(1, 4)),
             steps_per_round=int(self.rng.choice([1, 1, 3])),
             # Slow enough that a bounded source outlasts a few runs.
-            step_s=float(self.rng.choice([0.01, 0.03]) if self.scene.bounded else self.rng.choice([0.0, 0.003])),
+            step_s=self._fixed["batch_size"] * float(self.rng.choice([0.0004, 0.0008] if self.scene.bounded else [0.0, 0.0001])),
             **self._fixed,
         )
 

@@ -19,6 +19,9 @@ def make_source(
     fields = {name: value for name, value in spec.items() if name != "kind"}
     types = {name: pa.type_for_alias(alias) for name, alias in columns.items()}
     cls: Any = resolve("source", kind)
+    if kind == "folder":
+        path = fields.pop("path")
+        return cls(cls.Config.model_validate(fields), path, list(types), event_time_column=event_time_column)
     if kind == "kafka":
         return cls(cls.Config.model_validate(fields), types, event_time_column=event_time_column, start_at=boundary)
     config = cls.Config.model_validate({**fields, "event_time_column": event_time_column})
