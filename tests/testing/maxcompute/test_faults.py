@@ -2,7 +2,10 @@
 
 import http.client
 import json
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pyarrow as pa
@@ -237,3 +240,52 @@ def test_no_credentials_are_logged(client: StorageApiArrowClient, emulator: MaxC
     assert emulator.requests("create_read_session")
     assert "secret" not in logged
     assert "ODPS id:" not in logged
+
+
+def test_a_stalled_request_is_never_answered(emulator: MaxComputeEmulator, odps: ODPS) -> None:
+    emulator.faults.stall("metadata")
+    connection = http.client.HTTPConnection(urlsplit(emulator.endpoint).netloc, timeout=0.2)
+    try:
+        connection.request("GET", "/projects/prj/tables/clicks")
+        with pytest.raises(TimeoutError):
+            connection.getresponse()
+    finally:
+        connection.close()
+
+    emulator.faults.clear()
+    assert odps.exist_table("clicks")
+
+
+def test_a_hanging_stream_holds_its_client_until_the_fault_is_cleared(
+    client: StorageApiArrowClient, emulator: MaxComputeEmulator
+) -> None:
+    session = open_session(client, "dt=20240319")
+    emulator.faults.hang(after_bytes=500)
+
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(users, client, session.session_id, 0, 100)
+        while not emulator.requests("read_rows"):
+            assert not reading.done()
+        with pytest.raises(TimeoutError):
+            reading.result(timeout=0.2)
+        emulator.faults.clear()
+        with pytest.raises((urllib3.exceptions.HTTPError, pa.ArrowInvalid)):
+            reading.result(timeout=30)
+
+
+def test_closing_ends_what_hangs_and_every_thread(tmp_path: Path) -> None:
+    before = threading.active_count()
+    with MaxComputeEmulator(tmp_path) as emulator, ThreadPoolExecutor(4) as pool:
+        emulator.add_table("prj", "clicks", {"": clicks(0, 100)})
+        odps = ODPS("id", "secret", project="prj", endpoint=emulator.endpoint)
+        client = StorageApiArrowClient(odps, odps.get_table("clicks"))
+        session = open_session(client)
+        emulator.faults.hang(after_bytes=500, times=4)
+        reading = [pool.submit(users, client, session.session_id, 0, 100) for _ in range(4)]
+        while len(emulator.requests("read_rows")) < 4:
+            assert not any(future.done() for future in reading)
+        emulator.close()
+        assert all(isinstance(future.exception(timeout=30), urllib3.exceptions.HTTPError | pa.ArrowInvalid) for future in reading)
+
+    assert threading.active_count() == before
+    emulator.close()

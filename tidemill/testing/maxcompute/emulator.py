@@ -78,6 +78,7 @@ class MaxComputeEmulator:
     def close(self) -> None:
         """End the server and its threads; again does nothing."""
         if self._thread.is_alive():
+            self._service.faults.clear()
             self._server.close()
             self._thread.join()
             self._lock.close()

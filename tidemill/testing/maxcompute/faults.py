@@ -26,7 +26,7 @@ class Operation(StrEnum):
     SQL = "sql"
 
 
-Kind = Literal["status", "drop", "lose_answer", "cut", "end_early", "init", "row_count", "commit"]
+Kind = Literal["status", "drop", "stall", "lose_answer", "cut", "hang", "end_early", "init", "row_count", "commit"]
 
 
 class Fault(BaseModel):
@@ -41,7 +41,7 @@ class Fault(BaseModel):
     status: int = 503
     code: str = "ServiceUnavailable"
     amount: int = 0
-    """Bytes before a cut, batches before an early end, rows added to RecordCount."""
+    """Bytes before a cut or a hang, batches before an early end, rows added to RecordCount."""
     seconds: float | None = None
     """Until a session is ready or a commit is settled, by the emulator's clock; None: for ever."""
     succeeds: bool = True
@@ -54,14 +54,23 @@ class FaultBook:
     def __init__(self) -> None:
         self._waiting: list[Fault] = []
         self._lock = threading.Lock()
+        self._held = threading.Event()
 
     def add(self, fault: Fault) -> None:
         with self._lock:
             self._waiting.append(fault)
 
     def clear(self) -> None:
+        """Forget the faults that haven't struck, and let go of the connections that are held."""
         with self._lock:
             self._waiting.clear()
+            self._held.set()
+            self._held = threading.Event()
+
+    def held(self) -> threading.Event:
+        """Set by the next `clear`. Ask before `take`: then no fault that was taken misses the `clear` that lets it go."""
+        with self._lock:
+            return self._held
 
     def take(self, operation: Operation, *kinds: Kind) -> Fault | None:
         """The first fault of these kinds for this operation, counted down; None without one, or if it skips this request."""
@@ -81,7 +90,7 @@ class FaultBook:
 
 
 class Faults:
-    """Ask for faults. `send` carries each one to the emulator, and `clear` takes back those that haven't struck yet."""
+    """Ask for faults: `send` carries each to the emulator; `clear` takes back what hasn't struck, and lets go of what hangs."""
 
     def __init__(self, send: Callable[[Fault], None], clear: Callable[[], None]) -> None:
         self._send = send
@@ -97,6 +106,10 @@ class Faults:
         """Close the connection without doing or answering anything."""
         self._send(Fault(kind="drop", operation=Operation(operation), times=times, skip=skip))
 
+    def stall(self, operation: Operation | str, times: int = 1, skip: int = 0) -> None:
+        """Do nothing and answer nothing; the connection stays open until `clear`, or until the client gives up."""
+        self._send(Fault(kind="stall", operation=Operation(operation), times=times, skip=skip))
+
     def lose_answer(self, operation: Operation | str, times: int = 1, skip: int = 0) -> None:
         """Do what was asked, then close the connection without an answer."""
         self._send(Fault(kind="lose_answer", operation=Operation(operation), times=times, skip=skip))
@@ -104,6 +117,10 @@ class Faults:
     def cut(self, after_bytes: int, times: int = 1, skip: int = 0) -> None:
         """Close the connection in the middle of a chunk, after so many bytes of rows."""
         self._send(Fault(kind="cut", operation=Operation.READ_ROWS, amount=after_bytes, times=times, skip=skip))
+
+    def hang(self, after_bytes: int, times: int = 1, skip: int = 0) -> None:
+        """Send nothing more after so many bytes of rows; the connection stays open until `clear`."""
+        self._send(Fault(kind="hang", operation=Operation.READ_ROWS, amount=after_bytes, times=times, skip=skip))
 
     def end_early(self, after_batches: int, times: int = 1, skip: int = 0) -> None:
         """End the body cleanly after so many batches: the client takes that for the end of the rows."""

@@ -188,6 +188,8 @@ def _segments(name: TableName, document: TableDocument, required: list[str]) -> 
     for spec in specs:
         if spec not in document.partitions:
             raise no_such_partition(str(name), spec)
+    if len(set(specs)) < len(specs):
+        raise invalid_argument(f"RequiredPartitions names a partition twice: {required}")
     files = [(spec, file) for spec in specs for file in document.partitions[spec].files]
     first_rows = accumulate((file.rows for _, file in files), initial=0)
     return tuple(Segment(spec=spec, file=file, first_row=row) for (spec, file), row in zip(files, first_rows, strict=False))

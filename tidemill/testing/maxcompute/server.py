@@ -21,6 +21,7 @@ LOOPBACK = "127.0.0.1"
 class EmulatorServer(ThreadingHTTPServer):
     """A server on loopback with a thread for each connection; all of them have ended once `close` returns.
 
+    `handle` answers the client, `control` the control call.
     Raises ConfigError if the port is taken.
     """
 
@@ -144,8 +145,10 @@ class _Handler(BaseHTTPRequestHandler):
             # The first piece is the schema.
             if fault is not None and fault.kind == "end_early" and place > fault.amount:
                 break
-            if fault is not None and fault.kind == "cut" and sent + len(piece) > fault.amount:
+            if fault is not None and fault.kind in ("cut", "hang") and sent + len(piece) > fault.amount:
                 self.wfile.write(b"%x\r\n" % len(piece) + piece[: fault.amount - sent])
+                if fault.kind == "hang" and outcome.held is not None:
+                    outcome.held.wait()
                 self._break()
                 return
             if piece:

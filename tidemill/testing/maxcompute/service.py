@@ -46,10 +46,14 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the server does: send the reply, or close the connection (None) at once, or in the midst of it (`fault`)."""
+    """What the server does: send the reply, or close the connection (None) at once, or in the midst of it (`fault`).
+
+    A fault that hangs ends when `held` is set.
+    """
 
     reply: Reply | None
     fault: Fault | None = None
+    held: threading.Event | None = None
 
 
 class Service:
@@ -94,8 +98,11 @@ class Service:
         raise no_such_object(f"{exchange.method} {exchange.path}")
 
     def _answer(self, route: Route, exchange: Exchange) -> Outcome:
-        fault = self.faults.take(route.operation, "status", "drop", "lose_answer")
-        if fault is not None and fault.kind == "drop":
+        held = self.faults.held()
+        fault = self.faults.take(route.operation, "status", "drop", "stall", "lose_answer")
+        if fault is not None and fault.kind == "stall":
+            held.wait()
+        if fault is not None and fault.kind in ("drop", "stall"):
             return Outcome(None)
         try:
             if fault is not None and fault.kind == "status":
@@ -107,7 +114,7 @@ class Service:
             return Outcome(error_reply(error))
         if fault is not None:
             return Outcome(None)
-        return Outcome(reply, self.faults.take(route.operation, "cut", "end_early"))
+        return Outcome(reply, self.faults.take(route.operation, "cut", "hang", "end_early"), held)
 
     def _record(self, operation: Operation, exchange: Exchange, status: int) -> None:
         text = exchange.body.decode() if exchange.headers.get("content-type", "").endswith(("json", "xml")) else ""

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tidemill.clock import Clock
+from tidemill.errors import DataError
 from tidemill.testing.maxcompute.documents import (
     Column,
     DataFile,
@@ -153,13 +154,19 @@ class Tables:
             raise no_such_object_behind_session(name) from None
 
     def adopt(self) -> list[TableName]:
-        """Write the document of every folder of Parquet files that has none; the tables that were taken up this way."""
+        """Write the document of every folder of Parquet files that has none; the tables that were taken up this way.
+
+        Raises DataError that names the folder if its files don't make one table.
+        """
         adopted = []
         for path in sorted(self.folder.glob("[!.]*/*/*/")):
             project, schema, table = path.relative_to(self.folder).parts
             name = TableName(project=project, schema_name=schema, table=table)
             if not (path / _DOCUMENT).exists() and any(path.rglob("[!.]*.parquet")):
-                self._write(name, _adopted(path, self.clock.time()))
+                try:
+                    self._write(name, _adopted(path, self.clock.time()))
+                except ApiError as error:
+                    raise DataError(f"{path}: not a table of this emulator: {error.message}") from error
                 adopted.append(name)
         return adopted
 
@@ -217,7 +224,10 @@ def columns_of(schema: pa.Schema) -> tuple[Column, ...]:
 def _adopted(path: Path, now: float) -> TableDocument:
     files = sorted(path.rglob("[!.]*.parquet"))
     partitions: dict[str, list[DataFile]] = {}
+    columns = columns_of(pq.read_schema(files[0]))
     for file in files:
+        if columns_of(pq.read_schema(file)) != columns:
+            raise invalid_argument(f"{file.relative_to(path)} and {files[0].relative_to(path)} have different columns")
         spec = "/".join(file.parent.relative_to(path).parts)
         rows = pq.read_metadata(file).num_rows
         partitions.setdefault(spec, []).append(DataFile(path=str(file.relative_to(path)), rows=rows, bytes=file.stat().st_size))
@@ -227,7 +237,7 @@ def _adopted(path: Path, now: float) -> TableDocument:
         for spec, held in partitions.items()
     }
     return TableDocument(
-        columns=columns_of(pq.read_schema(files[0])),
+        columns=columns,
         partition_columns=partition_columns,
         created_at=now,
         modified_at=now,
