@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import time
+from contextlib import ExitStack, suppress
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.checkpoint.ranks import Ranks, assert_tables_of
-from tidemill.checkpoint.discovery import latest_checkpoint
+from tidemill.checkpoint.best import best_step
+from tidemill.checkpoint.discovery import latest_checkpoint, read_checkpoint
+from tidemill.checkpoint.leases import LEASE_S, reading
 from tidemill.checkpoint.retention import prune, to_delete
 from tidemill.contracts import layout
+from tidemill.errors import CheckpointError
 from tidemill.storage.backends.local import LocalStorage
 from tidemill.testing.faulty_storage import FaultyStorage
 
@@ -102,3 +110,142 @@ def test_a_run_goes_on_with_a_store_that_cannot_delete_and_clears_up_later(stora
     assert ranks.save(4)
     ranks.close()
     assert steps_left(storage) == {"model.ckpt-4"}
+
+
+@given(st.sets(names, min_size=1), st.sets(names), st.integers(1, 5), st.data())
+def test_protected_ones_stay_besides_the_newest_few(whole, unfinished, keep, data):
+    """DCL 9.18."""
+    protected = data.draw(st.sets(st.sampled_from(sorted(whole))))
+    going = to_delete(whole | unfinished, whole, keep, protected)
+    assert whole - set(going) == {*sorted(whole)[-keep:], *protected}
+    assert set(going) == {one for one in to_delete(whole | unfinished, whole, keep) if one not in protected}
+
+
+def evaluations(storage, *lines):
+    storage.write(layout.BEST_EVALUATIONS, "".join(f"{line}\n" for line in lines).encode())
+
+
+def best_of(storage, *, larger=True):
+    return lambda steps: best_step(storage, "auc", larger=larger, steps=steps)
+
+
+def test_the_best_stays_besides_the_newest(storage):
+    """DCL 9.18: keep N + best."""
+    save_all(storage, [1, 2, 3, 4, 5])
+    evaluations(storage, '{"global_step": 2, "auc": 0.8}', '{"global_step": 3, "auc": 0.7}', '{"global_step": 9, "auc": 0.9}')
+    prune(storage, keep=1, best=best_of(storage))
+    assert steps_left(storage) == {"model.ckpt-2", "model.ckpt-5"}
+    assert_tables_of(storage, read_checkpoint(storage, 2)[1], 2)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        (),
+        ("not json",),
+        ('{"global_step": 2, "other": 1}',),
+        ('{"global_step": 2, "auc": null}',),
+        ('{"global_step": 77, "auc": 1.0}',),
+    ],
+)
+def test_a_best_that_isnt_known_never_blocks_pruning(storage, lines):
+    """DCL 9.18: no evaluations, lines of something else, metrics that are undefined, steps that are gone."""
+    save_all(storage, [1, 2, 3])
+    if lines:
+        evaluations(storage, *lines)
+    prune(storage, keep=1, best=best_of(storage))
+    assert steps_left(storage) == {"model.ckpt-3"}
+
+
+def test_a_torn_best_is_of_no_use(storage):
+    save_all(storage, [1, 2, 3])
+    evaluations(storage, '{"global_step": 1, "auc": 0.8}')
+    storage.write(layout.checkpoint_manifest(1, 1), b"{ torn")
+    prune(storage, keep=1, best=best_of(storage))
+    assert steps_left(storage) == {"model.ckpt-3"}
+
+
+def test_what_is_best(storage):
+    evaluations(
+        storage,
+        '{"global_step": 1, "auc": 0.8, "loss": 0.3}',
+        '{"global_step": 2, "auc": 0.9, "loss": 0.2}',
+        '{"global_step": 3, "auc": 0.9, "loss": 0.5}',
+        '{"global_step": 2, "auc": 0.5, "loss": 0.4}',
+    )
+    assert best_step(storage, "auc", larger=True, steps={1, 2, 3}) == 3
+    assert best_step(storage, "auc", larger=True, steps={1, 2}) == 1, "the last evaluation of a step counts"
+    assert best_step(storage, "loss", larger=False, steps={1, 2, 3}) == 1
+    assert best_step(storage, "loss", larger=False, steps={7}) is None
+
+
+def test_a_checkpoint_that_is_being_read_stays(storage):
+    """DCL 9.18: a lease of another process."""
+    save_all(storage, [1, 2, 3])
+    with reading(storage, 1):
+        prune(storage, keep=1)
+        assert steps_left(storage) == {"model.ckpt-1", "model.ckpt-3"}
+        assert_tables_of(storage, read_checkpoint(storage, 1)[1], 1)
+        with reading(storage, 3):
+            prune(storage, keep=1)
+        assert steps_left(storage) == {"model.ckpt-1", "model.ckpt-3"}
+    prune(storage, keep=1)
+    assert steps_left(storage) == {"model.ckpt-3"}
+    assert storage.list(layout.CHECKPOINT_READERS) == []
+
+
+def test_a_lease_of_a_dead_reader_expires_by_the_stores_clock(storage, tmp_path):
+    save_all(storage, [1, 2])
+    dead = layout.checkpoint_reader(1, "dead")
+    storage.write(dead, b"reading\n")
+    now = next(info.modified_at for info in storage.list(layout.checkpoint_manifest(2, 1)))
+    for age, left in ((LEASE_S - 1, {"model.ckpt-1", "model.ckpt-2"}), (LEASE_S + 1, {"model.ckpt-2"})):
+        os.utime(tmp_path / dead, (now - age, now - age))
+        prune(storage, keep=1)
+        assert steps_left(storage) == left
+    assert storage.list(layout.CHECKPOINT_READERS) == []
+
+
+def test_a_reader_renews_its_lease_until_it_is_done(storage, tmp_path):
+    with reading(storage, 1, renew_s=0.001):
+        (lease,) = storage.list(layout.CHECKPOINT_READERS)
+        os.utime(tmp_path / lease.key, (0, 0))
+        deadline = time.monotonic() + 20
+        while storage.list(layout.CHECKPOINT_READERS)[0].modified_at == 0:
+            assert time.monotonic() < deadline
+    assert storage.list(layout.CHECKPOINT_READERS) == []
+
+
+class Meets(FaultyStorage):
+    """A reader of checkpoint 1 begins just before operation n. `promised`: it has the lease, and has seen the manifest after."""
+
+    def __init__(self, storage, n):
+        super().__init__(storage)
+        self.n, self.lease, self.promised = n, ExitStack(), False
+        self.came = False
+
+    def _operate(self, method, key, call):
+        if self.num_operations + 1 == self.n:
+            self.came = True
+            with suppress(CheckpointError):
+                self.lease.enter_context(reading(self.inner, 1))
+                self.promised = bool(self.inner.list(layout.checkpoint_manifest(1, 1)))
+        return super()._operate(method, key, call)
+
+
+def test_reader_and_pruner_see_each_other_whatever_their_order(tmp_path):
+    """The reader comes before any one of the pruner's operations: what it was promised stays whole."""
+    promises = []
+    for operation in itertools.count(1):
+        storage = LocalStorage(tmp_path / str(operation))
+        save_all(storage, [1, 2])
+        met = Meets(storage, operation)
+        prune(met, keep=1)
+        if not met.came:
+            break
+        promises.append(met.promised)
+        with met.lease:
+            if met.promised:
+                assert_tables_of(storage, read_checkpoint(storage, 1)[1], 1)
+    assert set(promises) == {True, False}
+    assert promises == sorted(promises, reverse=True), "the later it comes, the less it is promised"

@@ -13,7 +13,7 @@ from tidemill.checkpoint.chain import Chain, chain_of, extend, replace, require_
 from tidemill.checkpoint.discovery import list_checkpoints
 from tidemill.checkpoint.fold import Fold, Folder, RowRange
 from tidemill.checkpoint.parts import write_capture
-from tidemill.checkpoint.retention import prune
+from tidemill.checkpoint.retention import BestStep, prune
 from tidemill.clock import Clock, SystemClock
 from tidemill.contracts import layout
 from tidemill.contracts.checkpoint import CheckpointManifest, CheckpointPart, ParentCheckpoint
@@ -68,17 +68,19 @@ class CheckpointManager:
         parent: ParentCheckpoint | None = None,
         pipeline: str = "",
         keep: int = 0,
+        best: BestStep = lambda steps: None,
         increments: Increments | None = None,
         part_timeout_s: float = 180.0,
         clock: Clock | None = None,
     ) -> None:
-        """`increments`: None: every checkpoint is full."""
+        """`increments`: None: every checkpoint is full. `keep`, `best`: see `retention.prune`."""
         self._storage = storage
         self._writer = writer
         self._tables = tables
         self._parent = parent
         self._pipeline = pipeline.encode()
         self._keep = keep
+        self._best = best
         self._increments = increments
         self._part_timeout_s = part_timeout_s
         self._clock = clock or SystemClock()
@@ -185,7 +187,7 @@ class CheckpointManager:
         except StorageError as error:
             log.warning("old checkpoints not deleted: %s", error)
             return
-        prune(self._storage, keep=self._keep, spare=self._fold.pending_folder)
+        prune(self._storage, keep=self._keep, spare=self._fold.pending_folder, best=self._best)
 
     def _folder(self, job: _Job) -> str:
         # The number keeps a second save at the same step away from the parts of the first.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from tidemill.checkpoint.discovery import checkpoint_keys, list_checkpoints, whole_checkpoint
+from tidemill.checkpoint.leases import condemn, forget
 from tidemill.contracts import layout
 from tidemill.contracts.checkpoint import CheckpointManifest
 from tidemill.errors import StorageError
@@ -13,51 +14,90 @@ from tidemill.storage.base import Storage
 
 log = logging.getLogger(__name__)
 
+BestStep = Callable[[Collection[int]], int | None]
 
-def to_delete(found: Collection[tuple[int, int]], whole: Collection[tuple[int, int]], keep: int) -> list[tuple[int, int]]:
-    """The (term, step) that go: older than the newest whole checkpoint, and none of the newest `keep` whole ones. Pure.
 
-    Torn and unfinished ones don't count, and go too; what is newer than the newest whole one may still be under way. None if
-    `keep` is 0 or nothing is whole.
+Name = tuple[int, int]
+"""(term, step) of a checkpoint."""
+
+
+def to_delete(found: Collection[Name], whole: Collection[Name], keep: int, protected: Collection[Name] = ()) -> list[Name]:
+    """Those that go: older than the newest whole checkpoint, none of the newest `keep` whole ones, and not protected. Pure.
+
+    `protected` ones are whole, and don't count among the newest. Torn and unfinished ones don't count, and go too; what is newer
+    than the newest whole one may still be under way. None if `keep` is 0 or nothing is whole.
     """
     if keep <= 0 or not whole:
         return []
-    kept = sorted(whole)[-keep:]
-    return sorted(checkpoint for checkpoint in found if checkpoint < kept[-1] and checkpoint not in kept)
+    kept = {*sorted(whole)[-keep:], *protected}
+    return sorted(checkpoint for checkpoint in found if checkpoint < max(whole) and checkpoint not in kept)
 
 
-def prune(storage: Storage, *, keep: int, spare: str | None = None) -> None:
+def prune(storage: Storage, *, keep: int, spare: str | None = None, best: BestStep = lambda steps: None) -> None:
     """Delete old checkpoints, all manifests first, so that no manifest points to files that are gone.
 
-    Files that a checkpoint which stays lists are kept, in whatever folder they are, and all below the folder `spare`. A store that
-    fails is logged, and what is left over is tried again at the next call.
+    The best one stays (`best`: steps -> the best of them, if that is known), and those that another process reads. Files that a
+    checkpoint which stays lists are kept, in whatever folder they are, and all below the folder `spare`. A store that fails is
+    logged, and what is left over is tried again at the next call.
     """
     if keep <= 0:
         return
     try:
-        _prune(storage, keep, spare)
+        _prune(storage, keep, spare, best)
     except StorageError as error:
         log.warning("old checkpoints not deleted: %s", error)
 
 
-def _prune(storage: Storage, keep: int, spare: str | None) -> None:
+def _prune(storage: Storage, keep: int, spare: str | None, best: BestStep) -> None:
     found = list_checkpoints(storage)
-    manifests = checkpoint_keys(found)
-    files = _files_of(found)
-    whole: dict[tuple[int, int], CheckpointManifest] = {}
+    manifests, files = checkpoint_keys(found), _files_of(found)
+    whole: dict[Name, CheckpointManifest] = {}
     for checkpoint in sorted(manifests, reverse=True):
         if len(whole) < keep and (manifest := whole_checkpoint(storage, manifests[checkpoint], found)) is not None:
             whole[checkpoint] = manifest
-    going = to_delete(manifests.keys() | files.keys(), whole, keep)
+    if not whole:
+        return
+    best_of_all = best({step for _, step in manifests})
+    protected = _whole_of(storage, found, {at: manifests[at] for at in manifests if at not in whole and at[1] == best_of_all})
+    condemned = to_delete(manifests.keys() | files.keys(), whole, keep, protected)
+    steps = {at[1] for at in condemned if at in manifests}
+    read = condemn(storage, steps, now=_modified_at(storage, manifests[max(whole)]))
+    protected |= _whole_of(storage, found, {at: manifests[at] for at in condemned if at in manifests and at[1] in read})
+    _delete(storage, [at for at in condemned if at not in protected], manifests, files, _needed({**whole, **protected}, spare))
+    forget(storage, steps - read)
+
+
+def _whole_of(storage: Storage, found: Mapping[str, int], manifests: Mapping[Name, str]) -> dict[Name, CheckpointManifest]:
+    """The manifests of those that are whole: what is torn is of no use to anyone."""
+    read = {at: whole_checkpoint(storage, key, found) for at, key in manifests.items()}
+    return {at: manifest for at, manifest in read.items() if manifest is not None}
+
+
+def _needed(kept: Mapping[Name, CheckpointManifest], spare: str | None) -> Callable[[str], bool]:
+    # What stays without being whole is newer than all that are, and under way: it can build on the newest whole one only.
+    listed = {entry.key for manifest in kept.values() for entry in manifest.all_files}
+    return lambda key: key in listed or bool(spare and key.startswith(f"{spare}/"))
+
+
+def _delete(
+    storage: Storage,
+    going: Collection[Name],
+    manifests: Mapping[Name, str],
+    files: Mapping[Name, Collection[str]],
+    needed: Callable[[str], bool],
+) -> None:
     for checkpoint in going:
         if checkpoint in manifests:
             storage.delete(manifests[checkpoint])
-    # What stays without being whole is newer than all that are, and under way: it can build on the newest whole one only.
-    needed = {entry.key for manifest in whole.values() for entry in manifest.all_files}
     for checkpoint in going:
-        for key in files.get(checkpoint, []):
-            if key not in needed and not (spare and key.startswith(f"{spare}/")):
+        for key in files.get(checkpoint, ()):
+            if not needed(key):
                 storage.delete(key)
+
+
+def _modified_at(storage: Storage, key: str) -> float:
+    """When an object was written, by the store's clock; that is now, more or less, for what was just written."""
+    return max((info.modified_at for info in storage.list(key)), default=0.0)
 
 
 def _files_of(found: Iterable[str]) -> dict[tuple[int, int], list[str]]:

@@ -5,6 +5,8 @@
     ROOT/lineages/<date>/   snapshot.json  snapshot/...  lineage.json  terms/  segments/  releases/  compactions/
                             dense_hot_export/current.json  progress.json  model.ckpt-N/  runs/<run>/
     model.ckpt-N/           manifest-<term>.json  <term>/...
+    readers/<step>/         <reader>: a process is reading that checkpoint; going: it is about to be deleted
+    train_eval_result_v2.txt  one line an evaluation during training
     eval_result.txt         one line a stand-alone evaluation, beside the checkpoints
     OUTPUT/                 part-<number>.<parquet, csv, csv.gz, csv.zst>  _SUCCESS: what `tidemill predict` writes; _temporary/
                             while it does
@@ -34,8 +36,11 @@ SUCCESS = "_SUCCESS"
 UNFINISHED_OUTPUT = "_temporary"
 """Folder of parts that aren't committed; readers of tables don't look into names that start with "_"."""
 
+CHECKPOINT_READERS = "readers/"
+
 _CHECKPOINT_MANIFEST = re.compile(r"^model\.ckpt-(\d+)/manifest-(\d+)\.json$")
 _CHECKPOINT_FILE = re.compile(r"^model\.ckpt-(\d+)/(\d+)/")
+_READER = re.compile(r"^readers/(\d+)/(?!going$)[^/]+$")
 _RELEASE = re.compile(r"^releases/(\d+)\.json$")
 _TERM = re.compile(r"^terms/(\d+)\.json$")
 _DEPLOYMENT = re.compile(r"^deployments/(\d+)\.json$")
@@ -118,6 +123,21 @@ def checkpoint_of_file(key: str) -> tuple[int, int] | None:
     """(step, term) of the checkpoint that a file was written for; None for a manifest and any other key."""
     match = _CHECKPOINT_FILE.match(key)
     return (int(match[1]), int(match[2])) if match else None
+
+
+def checkpoint_reader(step: int, reader: str) -> str:
+    """Says that a process is reading the checkpoint of a step."""
+    return f"readers/{step}/{reader}"
+
+
+def checkpoint_going(step: int) -> str:
+    """Says that the checkpoint of a step is about to be deleted."""
+    return f"readers/{step}/going"
+
+
+def checkpoint_of_reader(key: str) -> int | None:
+    """The step that a reader's key names; None for any other key."""
+    return _number(_READER, key)
 
 
 def run(run_id: str) -> str:
