@@ -1,25 +1,33 @@
 """The Kafka source against the development broker."""
 
 import itertools
-import json
 import time
-from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.data.kafka_topics import (
+    COLUMNS,
+    DEADLINE_S,
+    MESSAGE,
+    Run,
+    count,
+    delete_before,
+    new_topic,
+    offsets,
+    produce,
+    row,
+    source,
+    split_of,
+)
 from tidemill.config.data import KafkaConfig
-from tidemill.contracts.progress import ROW_BITS
 from tidemill.data.assignment import plan
 from tidemill.data.intervals import IntervalSet
-from tidemill.data.loader import Loader
 from tidemill.data.progress import Progress, verify_splits
 from tidemill.data.sources.kafka import KafkaSource
 from tidemill.data.sources.kafka_runs import message_runs
@@ -27,91 +35,6 @@ from tidemill.data.split import SplitId, positions
 from tidemill.errors import ConfigError, DataError, DeadlineError, SourceChangedError
 from tidemill.testing.broker import DevelopmentBroker
 from tidemill.testing.source_contract import SourceContract
-
-COLUMNS = {"event_id": pa.string(), "event_time": pa.float64()}
-DEADLINE_S = 20.0
-MESSAGE = 1 << ROW_BITS
-_numbers = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevelopmentBroker]:
-    with DevelopmentBroker(tmp_path_factory.mktemp("broker")) as running:
-        yield running
-
-
-def new_topic(broker, partitions=1):
-    name = f"clicks-{next(_numbers)}"
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 0})
-    admin.create_topics([NewTopic(name, partitions, 1)])[name].result(DEADLINE_S)
-    return name
-
-
-@pytest.fixture
-def topic(broker):
-    return new_topic(broker)
-
-
-def row(number):
-    return {"event_id": f"e{number}", "event_time": 1000.0 + number}
-
-
-def produce(broker, topic, messages, *, partition=0, first_ms=1_000_000):
-    """Message i has the timestamp first_ms + 1000 * i."""
-    producer = Producer({"bootstrap.servers": broker.bootstrap, "log_level": 0, "linger.ms": 1})
-    for number, message in enumerate(messages):
-        value = message if message is None or isinstance(message, bytes) else json.dumps(message)
-        producer.produce(topic, value, partition=partition, timestamp=first_ms + 1000 * number)
-    assert producer.flush(DEADLINE_S) == 0
-
-
-def source(broker, topic, columns=None, start_at=None, event_time_column=None, **config):
-    config = {"topic": (topic,), "brokers": broker.bootstrap, "client": {"log_level": 0, "fetch.wait.max.ms": 10}, **config}
-    return KafkaSource(KafkaConfig(**config), columns or COLUMNS, event_time_column=event_time_column, start_at=start_at)
-
-
-class Run:
-    """One process's life: what it read, and the progress it left."""
-
-    def __init__(self, source, progress=None, *, batch_size=4, max_wait_s=0.2, **options):
-        self.progress = progress or Progress()
-        self.source = source
-        self.rows, self.deliveries = [], []
-        _, assigned = plan(source.discover(), None, self.progress.done, 1, 0)
-        self.loader = Loader(
-            source,
-            assigned,
-            batch_size=batch_size,
-            transform=lambda table, size: table.column("event_id").to_pylist(),
-            max_wait_s=max_wait_s,
-            **options,
-        )
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.loader.close()
-        self.source.close()
-
-    def train(self, until: Callable[["Run"], bool]):
-        deadline = time.monotonic() + DEADLINE_S
-        while not until(self):
-            assert time.monotonic() < deadline, f"only {self.rows} came"
-            delivery = self.loader.take(0.5)
-            if delivery is not None:
-                self.rows.extend(int(key[1:]) for key in delivery.payload)
-                self.deliveries.append(delivery)
-                self.progress.advance(delivery.provenance)
-        return self.rows
-
-
-def count(number):
-    return lambda run: len(run.rows) >= number
-
-
-def split_of(topic, partition=0):
-    return SplitId("kafka", f"{topic}:{partition}")
 
 
 class TestContract(SourceContract):
@@ -145,10 +68,10 @@ def test_message_of_ten_rows_resumes_inside(broker, topic):
     produce(broker, topic, [[row(10 * m + k) for k in range(10)] for m in range(3)])
     with Run(source(broker, topic)) as first:
         assert first.train(count(4)) == [0, 1, 2, 3]
-    assert first.progress.done[split_of(topic)].intervals == ((0, 4),)
-    with Run(source(broker, topic), first.progress) as second:
+    assert first.done[f"{topic}:0"] == ((0, 4),)
+    with Run(source(broker, topic), first.states) as second:
         assert second.train(count(26)) == list(range(4, 30))
-    assert second.progress.done[split_of(topic)].intervals == ((0, 3 * MESSAGE),)
+    assert second.done[f"{topic}:0"] == offsets((0, 3))
 
 
 def test_one_row_messages_at_consecutive_offsets_are_one_run(broker, topic):
@@ -177,14 +100,14 @@ def test_poison_is_skipped_covered_and_not_met_again(broker, topic):
     produce(broker, topic, [row(0), b"garbage", row(1), None, row(2)])
     with Run(source(broker, topic), batch_size=3) as run:
         assert run.train(count(3)) == [0, 1, 2]
-    assert run.progress.done[split_of(topic)].intervals == ((0, 5 * MESSAGE),)
+    assert run.done[f"{topic}:0"] == offsets((0, 5))
 
 
 def test_too_much_poison_fails_naming_the_message(broker, topic):
     produce(broker, topic, [row(0), b"garbage", row(1), b"rubbish", row(2)])
     with (
         Run(source(broker, topic, max_poison=1)) as run,
-        pytest.raises(DataError, match=rf"{topic}:0, offset 3: .*max_poison allows 1"),
+        pytest.raises(DataError, match=rf"max_poison allows 1.*topic {topic}, partition 0, offset 3"),
     ):
         run.train(count(3))
 
@@ -216,15 +139,15 @@ def test_own_progress_goes_before_the_start_time(broker, topic):
     produce(broker, topic, [row(i) for i in range(6)])
     with Run(source(broker, topic, start_timestamp_ms=1_001_000), batch_size=2) as first:
         first.train(count(2))
-    assert first.progress.done[split_of(topic)].intervals == ((MESSAGE, 3 * MESSAGE),)
-    with Run(source(broker, topic, start_timestamp_ms=1_004_000), first.progress) as second:
+    assert first.done[f"{topic}:0"] == offsets((1, 3))
+    with Run(source(broker, topic, start_timestamp_ms=1_004_000), first.states) as second:
         assert second.train(count(3)) == [3, 4, 5]
 
 
 def test_start_time_past_the_head_starts_at_the_end(broker, topic):
     produce(broker, topic, [row(0), row(1)])
     with Run(source(broker, topic, start_timestamp_ms=9_000_000_000_000)) as run:
-        assert run.loader.take(0.5) is None
+        assert not run.step(0.5)
         produce(broker, topic, [row(2)])
         assert run.train(count(1)) == [2]
 
@@ -234,14 +157,8 @@ def test_boundary_drops_rows_that_belong_to_the_table(broker, topic):
     made = source(broker, topic, start_at=403.0, event_time_column="event_time")
     with Run(made, batch_size=3, drop_before=1003.0) as run:
         assert run.train(count(3)) == [3, 4, 5]
-        assert run.loader.counts.dropped == 2
-    assert run.progress.done[split_of(topic)].intervals == ((0, 5 * MESSAGE),)
-
-
-def delete_before(broker, topic, offset):
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 0})
-    [future] = admin.delete_records([TopicPartition(topic, 0, offset)]).values()
-    future.result(DEADLINE_S)
+        assert run.feed.counts.dropped == 2
+    assert run.done[f"{topic}:0"] == offsets((0, 5))
 
 
 def test_expired_offsets_fail_or_go_on(broker, topic):
@@ -252,13 +169,13 @@ def test_expired_offsets_fail_or_go_on(broker, topic):
     made = source(broker, topic)
     with (
         closing(made),
-        Run(made, first.progress.copy()) as run,
+        Run(made, first.states) as run,
         pytest.raises(SourceChangedError, match=rf"{topic}:0: messages 4 to 6 \(3\)"),
     ):
         run.train(count(1))
-    with Run(source(broker, topic, on_data_loss="earliest"), first.progress) as second:
+    with Run(source(broker, topic, on_data_loss="earliest"), first.states) as second:
         assert second.train(count(3)) == [7, 8, 9]
-    assert second.progress.done[split_of(topic)].intervals == ((0, 10 * MESSAGE),)
+    assert second.done[f"{topic}:0"] == offsets((0, 10))
 
 
 ONE_BY_ONE = {"log_level": 0, "fetch.wait.max.ms": 10, "queued.min.messages": 1, "max.partition.fetch.bytes": 1}
@@ -275,8 +192,7 @@ def test_retention_that_overtakes_a_reader_obeys_the_same_policy(broker, topic, 
         delete_before(broker, topic, 10)
         if policy == "fail":
             with pytest.raises(SourceChangedError, match=rf"{topic}:0: messages \d to 9 \(\d\) expired"):
-                while True:
-                    raws.append(first_rows(reader))
+                raws.extend(first_rows(reader) for _ in range(12))
         while policy == "earliest" and raws[-1].runs[-1].stop < 12 * MESSAGE:
             raws.append(first_rows(reader))
         ids = [int(key[1:]) for raw in raws if raw.num_rows for key in raw.table.column("event_id").to_pylist()]
@@ -318,7 +234,7 @@ def test_two_topics_are_read_as_one(broker):
         produce(broker, name, [row(10 * index + i) for i in range(3)])
     with Run(source(broker, ",".join(names)), batch_size=6) as run:
         assert sorted(run.train(count(6))) == [0, 1, 2, 10, 11, 12]
-    assert set(run.progress.done) == {split_of(name) for name in names}
+    assert set(run.done) == {f"{name}:0" for name in names}
 
 
 def test_idle_partition_is_told_from_a_busy_one(broker):
@@ -326,16 +242,17 @@ def test_idle_partition_is_told_from_a_busy_one(broker):
     produce(broker, topic, [row(i) for i in range(4)])
     with Run(source(broker, topic), idle_timeout_s=0.3) as run:
         run.train(count(4))
-        run.train(lambda run: run.loader.idle(split_of(topic, 1)))
+        run.train(lambda run: split_of(topic, 1) in run.feed.idle_partitions)
         produce(broker, topic, [row(4)], partition=1)
-        run.train(lambda run: not run.loader.idle(split_of(topic, 1)))
+        run.train(lambda run: split_of(topic, 1) not in run.feed.idle_partitions)
 
 
 def test_progress_beyond_the_end_is_refused(broker, topic):
     produce(broker, topic, [row(0)])
-    progress = Progress()
-    progress.done[split_of(topic)] = IntervalSet.of([(0, 5 * MESSAGE)])
-    with Run(source(broker, topic), progress) as run, pytest.raises(SourceChangedError, match=r"offset 5, but it ends at 1"):
+    with closing(source(broker, topic)) as made:
+        [state] = Progress().to_states(made.discover())
+    saved = [state.model_copy(update={"intervals": list(offsets((0, 5)))})]
+    with Run(source(broker, topic), saved) as run, pytest.raises(SourceChangedError, match=r"offset 5, but it ends at 1"):
         run.train(count(1))
 
 
@@ -373,30 +290,6 @@ def test_broker_restart_loses_and_doubles_nothing(tmp_path):
             own.restart()
             produce(own, topic, [row(i) for i in range(20, 40)])
             assert run.train(count(40)) == list(range(40))
-
-
-def test_outage_that_lasts_ends_the_run(tmp_path):
-    with DevelopmentBroker(tmp_path) as own:
-        topic = new_topic(own)
-        produce(own, topic, [row(0)])
-        with Run(source(own, topic, outage_timeout_s=1.0), batch_size=1) as run:
-            run.train(count(1))
-            own.kill()
-            with pytest.raises(DeadlineError, match="can't be reached"):
-                run.train(count(2))
-
-
-def test_commits_the_first_offset_that_isnt_wholly_done(broker, topic):
-    produce(broker, topic, [[row(10 * m + k) for k in range(10)] for m in range(3)])
-    made = source(broker, topic, group_id="dashboard")
-    with Run(made) as run:
-        run.train(count(12))
-        made.commit(run.progress.done)
-        with closing(Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "dashboard", "log_level": 0})) as reader:
-            deadline = time.monotonic() + DEADLINE_S
-            while reader.committed([TopicPartition(topic, 0)], timeout=5.0)[0].offset != 1:
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
 
 
 @pytest.mark.parametrize(

@@ -124,9 +124,14 @@ class PartitionsReader(SplitReader):
 
     def _take_passed(self) -> list[Run]:
         """Runs for what holds no further message."""
-        parts = [(self._known[split], offset) for split, offset in self._passed.items()]
-        self._passed = {}
-        return [cover(part, offset) for part, offset in parts if offset << ROW_BITS > part.next]
+        passed, self._passed = self._passed, {}
+        runs: list[Run] = []
+        for split, offset in passed.items():
+            part = self._known[split]
+            offset = offset if part.end is None else min(offset, part.end)
+            if offset << ROW_BITS > part.next:
+                runs.append(cover(part, offset))
+        return runs
 
     def _leave_finished(self) -> None:
         finished = [part for part in self._partitions if part.is_finished and part.split in self._fetched]

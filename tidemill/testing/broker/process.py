@@ -137,7 +137,7 @@ class DevelopmentBroker:
         """Send one command to the control port and return its answer; raises TidemillError if it is refused.
 
         rtt MS | err API CODE COUNT (CODE -1: drop the request, -2: drop the answer) | down | up
-        | gap TOPIC PARTITION COUNT | marker TOPIC PARTITION commit/abort | stats
+        | clear | gap TOPIC PARTITION COUNT | marker TOPIC PARTITION commit/abort | stats
         """
         with socket.create_connection((LOOPBACK, self.control_port), timeout=_CONTROL_TIMEOUT_S) as connection:
             connection.sendall(f"{command}\n".encode())

@@ -26,7 +26,7 @@ from tidemill.testing.broker.protocol import (
     RequestReader,
     ResponseWriter,
 )
-from tidemill.testing.broker.state import DROP_ANSWER, DROP_REQUEST, Broker, BrokerOptions, Call
+from tidemill.testing.broker.state import DROP_ANSWER, DROP_REQUEST, Broker, BrokerOptions, Call, Faults
 from tidemill.testing.broker.store import write_atomically
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,9 @@ _READ_AHEAD_BYTES = 1 << 20
 # again, and a client that keeps trying to connect to it can't by accident get it as its own.
 _FREE_PORTS = range(20000, 32000)
 _PORT_ATTEMPTS = 200
-_COMMANDS = "rtt MS | err API CODE COUNT | down | up | gap TOPIC PARTITION COUNT | marker TOPIC PARTITION commit/abort | stats"
+_COMMANDS = (
+    "rtt MS | err API CODE COUNT | down | up | clear | gap TOPIC PARTITION COUNT | marker TOPIC PARTITION commit/abort | stats"
+)
 _LENGTH = struct.Struct(">i")
 _RESPONSE_HEADER = struct.Struct(">ii")
 
@@ -232,6 +234,8 @@ class BrokerServer:
                 self._drop_connections()
             case ["up"]:
                 faults.down = False
+            case ["clear"]:
+                self._broker.faults = Faults()
             case ["gap", topic, partition, count]:
                 self._log(topic, partition).append_own(records.emptied_batch(int(count), _now_ms()))
             case ["marker", topic, partition, "commit" | "abort" as kind]:
