@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tidemill.config.train import GradClipping, GradScaler
+from tidemill.config.train import GradClipping
 from tidemill.errors import CheckpointError
 from tidemill.models.model import build_model
 from tidemill.testing import model_contract as contract
