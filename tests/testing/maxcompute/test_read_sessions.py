@@ -227,6 +227,22 @@ def test_a_session_reads_the_rows_of_when_it_was_created(client: StorageApiArrow
     assert users(client, open_session(client, "dt=20240319").session_id, 0, 3) == [1000, 1001, 1002]
 
 
+def test_a_session_of_a_dropped_table_has_no_rows_any_more(client: StorageApiArrowClient, odps: ODPS) -> None:
+    session = open_session(client, "dt=20240319")
+    assert users(client, session.session_id, 0, 1) == [0]
+    odps.delete_table("clicks")
+
+    with pytest.raises(errors.NoSuchObject, match="dropped"):
+        users(client, session.session_id, 0, 1)
+
+
+def test_a_dropped_partition_can_be_read_by_a_session_of_before(client: StorageApiArrowClient, odps: ODPS) -> None:
+    session = open_session(client, "dt=20240319")
+    odps.get_table("clicks").delete_partition("dt=20240319")
+
+    assert users(client, session.session_id, 98, 2) == [98, 99]
+
+
 def test_an_unrefreshed_session_expires_after_a_day(client: StorageApiArrowClient, clock: ManualClock) -> None:
     session = open_session(client, "dt=20240319")
     assert session.expiration_time == int((clock.time() + DAY_S) * 1000)

@@ -155,17 +155,27 @@ class ReadSessions:
         return {(str(session.table), segment.file.path) for session in living for segment in session.segments}
 
     def batches(self, session: ReadSession, ranges: Ranges, max_rows: int) -> Iterator[pa.RecordBatch]:
-        """The rows of these ranges, in batches of at most `max_rows`; none spans two files."""
+        """The rows of these ranges, in batches of at most `max_rows`; none spans two files.
+
+        Raises ApiError at once, not on the way, if the session's data has gone with its table.
+        """
+        spans = [
+            (segment, max(start, segment.first_row), min(stop, segment.first_row + segment.file.rows))
+            for segment in session.segments
+            for start, stop in ranges
+        ]
+        spans = [span for span in spans if span[1] < span[2]]
+        for segment, _, _ in spans:
+            self._tables.must_hold(session.table, segment.file)
+        return self._read(session, spans, max_rows)
+
+    def _read(self, session: ReadSession, spans: list[tuple[Segment, int, int]], max_rows: int) -> Iterator[pa.RecordBatch]:
         schema = session.schema
         names = [column.name for column in session.columns]
-        for segment in session.segments:
-            end = segment.first_row + segment.file.rows
-            for start, stop in ranges:
-                first, last = max(start, segment.first_row), min(stop, end)
-                if first < last:
-                    held = self._tables.read_file(session.table, segment.file).select(names)
-                    rows = held.slice(first - segment.first_row, last - first)
-                    yield from _whole_rows(rows, dict(spec_pairs(segment.spec)), schema).to_batches(max_chunksize=max_rows)
+        for segment, first, last in spans:
+            held = self._tables.read_file(session.table, segment.file).select(names)
+            rows = held.slice(first - segment.first_row, last - first)
+            yield from _whole_rows(rows, dict(spec_pairs(segment.spec)), schema).to_batches(max_chunksize=max_rows)
 
     def _keep(self, session: ReadSession) -> None:
         with self._lock:

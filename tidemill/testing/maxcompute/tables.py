@@ -29,7 +29,7 @@ from tidemill.testing.maxcompute.documents import (
     spec_pairs,
 )
 from tidemill.testing.maxcompute.files import write_whole
-from tidemill.testing.maxcompute.replies import ApiError, invalid_argument, new_id, no_such_partition, no_such_table
+from tidemill.testing.maxcompute.replies import ApiError, invalid_argument, new_id, no_such_object, no_such_partition, no_such_table
 from tidemill.testing.maxcompute.types import column_type
 
 _DOCUMENT = "table.json"
@@ -146,12 +146,14 @@ class Tables:
             changes = {"partitions": partitions, "replaced": tuple(replaced), "modified_at": now}
             self._write(name, document.model_copy(update=changes))
 
+    def must_hold(self, name: TableName, file: DataFile) -> None:
+        """Raises ApiError if the file has gone, as it does when its table is dropped."""
+        if not (self.path(name) / file.path).exists():
+            raise no_such_object(f"the data behind this session, of table {name}, which was dropped,")
+
     def read_file(self, name: TableName, file: DataFile) -> pa.Table:
-        """A file's rows, decoded; the newest ones are kept in memory. Raises ApiError if the file has gone with its table."""
-        try:
-            return self._cache.get(self.path(name) / file.path)
-        except FileNotFoundError:
-            raise no_such_object_behind_session(name) from None
+        """A file's rows, decoded; the newest ones are kept in memory."""
+        return self._cache.get(self.path(name) / file.path)
 
     def adopt(self) -> list[TableName]:
         """Write the document of every folder of Parquet files that has none; the tables that were taken up this way.
@@ -210,10 +212,6 @@ class _DecodedFiles:
                 _, dropped = self._tables.popitem(last=False)
                 self._bytes -= dropped.nbytes
             return table
-
-
-def no_such_object_behind_session(name: TableName) -> ApiError:
-    return ApiError(404, "NoSuchObject", f"the data behind this session has gone with its table {name}")
 
 
 def columns_of(schema: pa.Schema) -> tuple[Column, ...]:
