@@ -47,7 +47,7 @@ class DeadLetter:
 
 
 class DeadLetterSink(ABC):
-    """Where dead letters are kept. Used by one thread at a time."""
+    """Where dead letters are kept. `keep` is used by one thread at a time, `close` by any."""
 
     where: str
     """for people: what to look at"""
@@ -57,7 +57,7 @@ class DeadLetterSink(ABC):
         """Return when they are safe. Raises StorageError or DeadlineError if they can't be kept."""
 
     def close(self) -> None:
-        """Give up what was opened. Idempotent."""
+        """Let a `keep` that waits fail. Idempotent."""
         return
 
 
@@ -105,10 +105,9 @@ class DeadLetters:
             self._check()
 
     def close(self) -> None:
-        """Idempotent."""
-        with self._lock:
-            if self._sink is not None:
-                self._sink.close()
+        """Nothing more is to be kept: whoever waits for that gives up. Idempotent."""
+        if self._sink is not None:
+            self._sink.close()
 
     def _is_new(self, letter: DeadLetter) -> bool:
         key = tuple(letter.place.values())
