@@ -264,6 +264,8 @@ def _open_feed(run: Run, learner: Learner, restored: Restored) -> DataFeed:
         patience_s=config.train_config.runtime.timeout_s / 4 / config.train_config.steps_per_round,
     )
     run.resources.callback(feed.close)
+    if dead_letters is not None:
+        run.resources.callback(dead_letters.close)
     return feed
 
 
