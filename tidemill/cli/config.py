@@ -24,6 +24,11 @@ def check(
     """Report everything wrong with a config; exit code 0 if it can be used, 2 if not."""
     try:
         loaded = load_pipeline(path, component_config, edits=edit_config_json)
+        if loaded.config.kafka is not None:
+            # Here: nothing else of this command needs the client.
+            from tidemill.data.sources.kafka_client import check_client
+
+            check_client(loaded.config.kafka)
     except ConfigError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(error.exit_code) from None

@@ -55,7 +55,7 @@ RULES = (
     Rule("export_config.**", _OK, "export only"),
     Rule("data_config.hash.function", _NO, "every id would move to another row"),
     Rule("data_config.kafka", _NEW, "positions belong to the source"),
-    Rule("data_config.kafka.topic", _NEW, "positions belong to the topic"),
+    Rule("data_config.kafka.topic", _OK, "topics may be added; one that was read in part must stay"),
     Rule("data_config.kafka.message_format", _NEW, "positions within messages belong to the format"),
     Rule("data_config.kafka.**", _OK, "the same topic, reached otherwise"),
     Rule("data_config.folder.num_splits", _NEW, "positions belong to splits"),

@@ -7,6 +7,24 @@ from urllib.parse import unquote
 from tidemill.config.data import KafkaConfig
 
 
+def _milliseconds(options: dict[str, str], key: str) -> int | None:
+    text = options.pop(key, None)
+    if text is not None and not (text.isascii() and text.isdigit()):
+        raise ValueError(f"{key} must be an integer >= 0, got {text!r}")
+    return None if text is None else int(text)
+
+
+def _offsets(options: dict[str, str], key: str) -> dict[str, int]:
+    """`topic:partition:offset,...`."""
+    offsets: dict[str, int] = {}
+    for part in filter(None, options.pop(key, "").split(",")):
+        split, _, offset = part.rpartition(":")
+        if not split.rpartition(":")[2].isdigit() or not offset.isdigit():
+            raise ValueError(f"{key} must be topic:partition:offset, several separated by commas, got {part!r}")
+        offsets[split] = int(offset)
+    return offsets
+
+
 def parse_kafka_uri(uri: str) -> KafkaConfig:
     """The section that an address means. Messages are Arrow, as tzrec's are.
 
@@ -30,14 +48,15 @@ def parse_kafka_uri(uri: str) -> KafkaConfig:
     group = options.pop("group.id", "")
     if not group:
         raise ValueError("has no group.id")
-    start = options.pop("start.timestamp.ms", None)
-    if start is not None and not (start.isascii() and start.isdigit()):
-        raise ValueError(f"start.timestamp.ms must be an integer >= 0, got {start!r}")
+    start, end = _milliseconds(options, "start.timestamp.ms"), _milliseconds(options, "end.timestamp.ms")
+    end_offsets = _offsets(options, "end.offsets")
     return KafkaConfig(
         brokers=brokers,
         topic=(unquote(topic),),
         group_id=group,
-        start_timestamp_ms=int(start) if start is not None else None,
+        start_timestamp_ms=start,
+        end_timestamp_ms=end,
+        end_offsets=end_offsets,
         message_format="arrow",
         client=dict(options),
     )

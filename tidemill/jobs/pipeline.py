@@ -22,6 +22,7 @@ from tidemill.data.source import Source
 from tidemill.data.sources.csv import CsvConfig, CsvSource
 from tidemill.data.sources.folder import FolderSource
 from tidemill.data.sources.kafka import KafkaSource
+from tidemill.data.sources.kafka_client import check_client
 from tidemill.data.sources.parquet import ParquetConfig, ParquetSource
 from tidemill.distributed.agreement import Agreement
 from tidemill.distributed.runtime import Runtime
@@ -42,6 +43,8 @@ def load(path: str | Path, *, overrides: Mapping[str, object] | None = None, edi
     loaded = load_pipeline(path, component_config, overrides=overrides, edits=edits)
     for warning in loaded.warnings:
         log.warning("%s", warning)
+    if loaded.config.kafka is not None:
+        check_client(loaded.config.kafka)
     return loaded
 
 
