@@ -41,7 +41,7 @@ model_config {
         (
             'model_dir: "model"',
             'model_dir: "model" export_config { exporter_type: "best" }',
-            "<text>:3: export_config.exporter_type: comes later; not supported yet",
+            "<text>:3: export_config.exporter_type: best needs eval_input_path: what is best, evaluations say",
         ),
         ('model_dir: "model"', "model_dir: model", "<text>:3: model_dir: expected a string, got the word model; put it in quotes"),
         ('model_dir: "model"', "model_dir: 3", "<text>:3: model_dir: expected a string, got 3; put it in quotes"),
@@ -250,7 +250,8 @@ def test_warnings_name_fields_without_an_effect_unless_they_say_the_default(load
     text = text.replace('label_fields: "click"', 'label_fields: "click"\nnum_workers: 2')
     assert [str(warning) for warning in load(text).warnings] == [
         "<text>:8: train_config.use_tensorboard: accepted, has no effect yet",
-        "<text>:14: data_config.num_workers: accepted, has no effect: reading runs in threads; see reader_threads and transform_threads",
+        "<text>:14: data_config.num_workers: accepted, has no effect: "
+        "reading runs in threads; see reader_threads and transform_threads",
     ]
 
 

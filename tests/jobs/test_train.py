@@ -20,9 +20,11 @@ from tests.jobs.conftest import BATCH, BOUNDARY, DATE, TOPIC, pipeline_config, r
 from tidemill.checkpoint.discovery import read_checkpoint, read_dataloader_state
 from tidemill.checkpoint.restore import dense_tensors, read_table
 from tidemill.config.pipeline import PipelineConfig
+from tidemill.contracts import layout
 from tidemill.contracts.checkpoint import CheckpointManifest
-from tidemill.errors import ConfigError, DataError, LineageError, SchemaError
+from tidemill.errors import CheckpointError, ConfigError, DataError, LineageError, SchemaError
 from tidemill.jobs import pipeline
+from tidemill.jobs.export import best_checkpoint
 from tidemill.jobs.place import place_of
 from tidemill.jobs.report import open_handover
 from tidemill.jobs.run import Run, open_recorder
@@ -94,6 +96,7 @@ def test_a_stream_says_what_it_left_out(tmp_path: Path, written: Path) -> None:
         (record,) = run_records(LocalStorage(tmp_path / "stream"))
         assert record.details == {
             "rows_before_boundary": late,
+            "rows_skipped": 0,
             "rows_late": 0,
             "rows_oversized": 0,
             "rows_remainder": 0,
@@ -151,7 +154,7 @@ def test_the_first_sample_weight_field_weighs_the_rows(written: Path) -> None:
     scored = scored_rows(batch, np.full(5, 0.5, np.float32), "click", ())
     np.testing.assert_array_equal(scored.weights, batch.weights[:5].numpy())
     negative = table.set_column(table.schema.get_field_index("price"), "price", pa.array([1.0, -1.0, 0.0, 0.0, 0.0]))
-    with pytest.raises(DataError, match="sample weight 'price', row 1: -1.0 is negative"):
+    with pytest.raises(DataError, match=r"sample weight 'price', row 1: -1\.0 is negative"):
         pipeline.labelled(features, "click")(negative, 8)
 
 
@@ -163,6 +166,36 @@ def test_an_input_without_rows_is_an_error_that_leaves_no_checkpoint(tmp_path: P
         train(TrainRequest(str(written), overrides))
     (record,) = run_records(LocalStorage(tmp_path / "model"))
     assert (record.status, states(tmp_path / "model")) == ("failed", [])
+
+
+@pytest.mark.usefixtures("quiet")
+def test_the_best_checkpoint_stays_and_is_exported(tmp_path: Path, written: Path) -> None:
+    """DCL 9.18: each checkpoint is evaluated; the newest and the best one stay."""
+    edits: dict[str, object] = {
+        "train_config.num_steps": None,
+        "train_config.num_epochs": 1,
+        "train_config.save_checkpoints_epochs": 1,
+        "export_config.exporter_type": "best",
+    }
+    folder = tmp_path / "model"
+
+    def run(**more: object) -> None:
+        request = TrainRequest(str(written), {"model_dir": str(folder)}, json.dumps(edits | more), continue_train=True)
+        assert train(request) == 0
+
+    run()
+    lines = folder / layout.BEST_EVALUATIONS
+    (line,) = [json.loads(line) for line in lines.read_text().splitlines()]
+    assert (line["global_step"], 0 <= line["auc"] <= 1) == (3, True)
+    lines.write_text('{"global_step": 3, "auc": 2.0}\n')
+    run(**{"train_config.num_epochs": 3, "train_config.keep_checkpoint_max": 1})
+    assert json.loads(lines.read_text().splitlines()[-1])["global_step"] == 9
+    assert {step for step, _, _ in states(folder)} == {3, 9}
+    config = pipeline.load(written, edits=json.dumps(edits)).config
+    assert best_checkpoint(config, LocalStorage(folder)) == 3
+    (folder / layout.BEST_EVALUATIONS).unlink()
+    with pytest.raises(CheckpointError, match=r"train_eval_result_v2.txt has no auc of any of its checkpoints"):
+        best_checkpoint(config, LocalStorage(folder))
 
 
 @pytest.mark.usefixtures("quiet")

@@ -11,9 +11,11 @@ import logging
 import threading
 import uuid
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
+from tidemill.checkpoint.discovery import read_checkpoint
 from tidemill.contracts import layout
+from tidemill.contracts.checkpoint import CheckpointManifest
 from tidemill.errors import CheckpointError, StorageError
 from tidemill.storage.base import Storage
 
@@ -22,14 +24,15 @@ log = logging.getLogger(__name__)
 LEASE_S = 120.0
 """A lease that wasn't renewed for so long is of a reader that died."""
 RENEW_S = LEASE_S / 6
+_TRIES = 5
 
 
 @contextmanager
 def reading(storage: Storage, step: int, *, renew_s: float = RENEW_S) -> Iterator[None]:
     """Keep the checkpoint of a step from being deleted while the block runs.
 
-    A folder that can't be written to is read without a lease, with a warning. Raises CheckpointError if the checkpoint is about
-    to be deleted.
+    Read its manifest, also again, inside the block. A folder that can't be written to is read without a lease, with a warning.
+    Raises CheckpointError if the checkpoint is about to be deleted.
     """
     key = layout.checkpoint_reader(step, uuid.uuid4().hex)
     try:
@@ -50,6 +53,25 @@ def reading(storage: Storage, step: int, *, renew_s: float = RENEW_S) -> Iterato
         renewal.join()
         with suppress(StorageError):
             storage.delete(key)
+
+
+@contextmanager
+def held_checkpoint(storage: Storage, step: int | None = None) -> Iterator[tuple[str, CheckpointManifest]]:
+    """Key and manifest of the newest checkpoint, or the newest of a step, which stays while the block runs.
+
+    Raises CheckpointError like `read_checkpoint`.
+    """
+    with ExitStack() as lease:
+        for _ in range(_TRIES):
+            key, manifest = read_checkpoint(storage, step)
+            with suppress(CheckpointError):
+                lease.enter_context(reading(storage, manifest.step))
+                if storage.list(key):
+                    break
+            lease.close()
+        else:
+            raise CheckpointError(f"{storage.url}: each checkpoint was deleted before it could be read")
+        yield key, manifest
 
 
 def _renew(storage: Storage, key: str, done: threading.Event, renew_s: float) -> None:

@@ -19,7 +19,7 @@ Found = Iterator[tuple[Path, str]]
 
 def cross_check(config: PipelineConfig, root: Node) -> list[Finding]:
     """Errors and warnings, in the order of the sections; `root` is the tree that the config was built from."""
-    errors = [_limits, _source, _columns, _optimizers, _handover, _features, _groups, _model]
+    errors = [_limits, _source, _columns, _optimizers, _handover, _features, _groups, _model, _export]
     findings = [Finding(locate(root, path), path_text(path), text) for rule in errors for path, text in rule(config)]
     warnings = [
         Finding(locate(root, path), path_text(path), text, "warning")
@@ -195,6 +195,22 @@ def _model(config: PipelineConfig) -> Found:
             path = ("model_config", "metrics", index, "grouped_auc", "grouping_key")
             key = metric.grouped_auc.grouping_key
             yield path, f"no feature {key!r}{did_you_mean(key, (entry.name for entry in config.feature_configs))}"
+
+
+def _export(config: PipelineConfig) -> Found:
+    export = config.export_config
+    if export.exporter_type != "best":
+        return
+    if not config.eval_input_path:
+        yield ("export_config", "exporter_type"), "best needs eval_input_path: what is best, evaluations say"
+        return
+    known = [found[0] for metric in config.model.metrics if (found := metric.one_of("metric")) is not None]
+    if export.best_exporter_metric not in known:
+        path: Path = ("export_config", "best_exporter_metric")
+        yield (
+            path,
+            f"no metric {export.best_exporter_metric!r} in model_config.metrics{did_you_mean(export.best_exporter_metric, known)}",
+        )
 
 
 def _has_feature(config: PipelineConfig, name: str) -> bool:

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from tidemill.clock import event_time
-from tidemill.config.base import Config, Positive, Seconds, Unsigned, later, not_yet, without_effect
+from tidemill.config.base import Config, Positive, Seconds, Unsigned, later, without_effect
 from tidemill.config.feature import ParameterConstraints
 from tidemill.config.optimizer import DenseOptimizer, SparseOptimizer
 
@@ -203,7 +203,7 @@ class TrainConfig(Config):
     grad_clipping: GradClipping | None = None
     """Clipping of dense gradients."""
     keep_checkpoint_max: Unsigned = 0
-    """Checkpoints to keep (0: all)."""
+    """Newest checkpoints to keep (0: all), besides the best one (see exporter_type) and those that another job is reading."""
     save_checkpoints_timestamp_interval: Unsigned = 0
     """Event time, in seconds, from one checkpoint to the next (0: none)."""
     save_checkpoints_timestamps: tuple[Unsigned, ...] = ()
@@ -240,11 +240,12 @@ class EvalConfig(Config):
 class ExportConfig(Config):
     """Full export."""
 
-    exporter_type: Literal["latest", "best"] = not_yet("latest")
-    """Which checkpoint to export."""
-    best_exporter_metric: str = later("auc")
-    """Metric that decides what is best."""
-    metric_larger_is_better: bool = later(True)
+    exporter_type: Literal["latest", "best"] = "latest"
+    """Which checkpoint to export. With `best`, training evaluates each checkpoint, and keeps the best one besides the newest
+    keep_checkpoint_max."""
+    best_exporter_metric: str = "auc"
+    """Metric that decides what is best: one of model_config.metrics."""
+    metric_larger_is_better: bool = True
     """Direction of that metric."""
     mixed_precision: Literal["", "BF16", "FP16"] = later("")
     """Autocast of the exported dense part."""

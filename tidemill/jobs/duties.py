@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from tidemill import logs
 from tidemill.cadence import AtStart, EventTimeCrossing, EverySeconds, EverySteps, Stateful, SyncPoint, Trigger
+from tidemill.checkpoint.best import best_step, record_evaluation
 from tidemill.checkpoint.capture import Capture, Staging
 from tidemill.checkpoint.manager import CheckpointManager
+from tidemill.checkpoint.retention import BestStep
 from tidemill.config.train import TrainConfig
 from tidemill.jobs import pipeline
+from tidemill.jobs.evaluate import Evaluation
 from tidemill.jobs.feed import DataFeed
 from tidemill.jobs.learner import Learner
 from tidemill.jobs.publication import Probes, Publication
@@ -161,8 +164,25 @@ def cut_duty(run: Run, publication: Publication, probes: Probes, feed: DataFeed,
     )
 
 
-def evaluate_duty(run: Run, learner: Learner) -> Duty | None:
-    """One evaluation at the end, if there is data for it; a stream has none."""
+class AfterSave:
+    """Due where a checkpoint was begun in the same round (`cadence.Trigger`)."""
+
+    def __init__(self, checkpoint: Duty) -> None:
+        self._checkpoint = checkpoint
+        self._last = -1
+
+    def due(self, point: SyncPoint) -> bool:
+        return self._last < point.last_step == self._checkpoint.last_step
+
+    def fired(self, point: SyncPoint) -> None:
+        self._last = point.last_step
+
+    def steps_to_next(self, step: int) -> int | None:
+        return None
+
+
+def evaluate_duty(run: Run, learner: Learner, checkpoint: Duty) -> Duty | None:
+    """An evaluation at the end, if there is data for it, and one of each checkpoint if the best is wanted. A stream has none."""
     config = run.config
     if not config.eval_input_path or run.is_stream:
         return None
@@ -178,6 +198,21 @@ def evaluate_duty(run: Run, learner: Learner) -> Duty | None:
         )
         log.info("evaluation at step %d: %s", point.last_step, ", ".join(f"{k} {v:.4f}" for k, v in values.items()))
         logs.event("evaluated", step=point.last_step, **values)
+        if run.rank == 0:
+            record_evaluation(run.storage, Evaluation(point.last_step, values).line())
         return 0
 
-    return Duty(act=evaluate)
+    return Duty(act=evaluate, triggers=[AfterSave(checkpoint)] if config.export_config.exporter_type == "best" else [])
+
+
+def best_of(run: Run) -> BestStep:
+    """Which checkpoint is to be kept as the best: steps -> one of them, or None."""
+    export_config = run.config.export_config
+    if export_config.exporter_type != "best":
+        return lambda steps: None
+
+    def best(steps: Collection[int]) -> int | None:
+        larger = export_config.metric_larger_is_better
+        return best_step(run.storage, export_config.best_exporter_metric, larger=larger, steps=steps)
+
+    return best

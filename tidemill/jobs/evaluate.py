@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import orjson
 
 from tidemill import logs
-from tidemill.checkpoint.discovery import read_checkpoint
+from tidemill.checkpoint.leases import held_checkpoint
 from tidemill.config.pipeline import PipelineConfig
 from tidemill.contracts import layout
 from tidemill.contracts.checkpoint import CheckpointManifest
@@ -60,7 +61,8 @@ def evaluate(request: EvaluateRequest) -> Evaluation | None:
     runtime = start_runtime(config.train_config.runtime.timeout_s, num_threads=config.train_config.runtime.threads)
     logs.set_up(rank=runtime.rank)
     try:
-        evaluation = _evaluate(config, request, runtime)
+        with ExitStack() as held:
+            evaluation = _evaluate(config, request, runtime, held)
     finally:
         runtime.close()
     if runtime.rank != 0:
@@ -69,12 +71,12 @@ def evaluate(request: EvaluateRequest) -> Evaluation | None:
     return evaluation
 
 
-def _evaluate(config: PipelineConfig, request: EvaluateRequest, runtime: Runtime) -> Evaluation:
+def _evaluate(config: PipelineConfig, request: EvaluateRequest, runtime: Runtime, held: ExitStack) -> Evaluation:
     agreement = Agreement(runtime)
     folder, step = checkpoint_path(request.checkpoint or config.model_dir)
     storage = open_storage(folder)
     # One rank chooses: a checkpoint that is committed meanwhile must not be the newest for some ranks only.
-    key = from_rank_zero(agreement, runtime.rank, lambda: read_checkpoint(storage, step)[0])
+    key = from_rank_zero(agreement, runtime.rank, lambda: held.enter_context(held_checkpoint(storage, step))[0])
     manifest = CheckpointManifest.parse(storage.read(key), where=f"{storage.url}/{key}")
     features = pipeline.feature_set(config)
     model = restored_step(config, features, runtime, storage, manifest, config.eval_config.use_dense_ema)

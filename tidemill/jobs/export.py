@@ -8,11 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from tidemill.checkpoint.discovery import read_checkpoint
+from tidemill.checkpoint.best import best_step
+from tidemill.checkpoint.discovery import checkpoint_keys, list_checkpoints
+from tidemill.checkpoint.leases import held_checkpoint
 from tidemill.config.pipeline import PipelineConfig
+from tidemill.contracts import layout
+from tidemill.contracts.checkpoint import CheckpointManifest
 from tidemill.data.assignment import assign
 from tidemill.distributed.runtime import start_runtime
-from tidemill.errors import ConfigError
+from tidemill.errors import CheckpointError, ConfigError
 from tidemill.features.feature_set import FeatureSet
 from tidemill.jobs import pipeline
 from tidemill.jobs.learner import dense_file
@@ -39,7 +43,7 @@ class ExportRequest:
 
 
 def export(request: ExportRequest) -> None:
-    """Export the newest (or the named) checkpoint into `export_dir`, verified by scoring probe rows as a server would.
+    """Export the newest, best or named checkpoint into `export_dir`, verified by scoring probe rows as a server would.
 
     Does nothing if the folder holds that checkpoint's snapshot already. Raises CheckpointError without a checkpoint, PublishError
     if the folder holds another snapshot or the exported program doesn't score as the trainer does.
@@ -47,7 +51,30 @@ def export(request: ExportRequest) -> None:
     config = pipeline.load(request.pipeline, overrides=request.overrides, edits=request.edits).config
     folder, step = checkpoint_path(request.checkpoint or config.model_dir)
     source = open_storage(folder)
-    _, manifest = read_checkpoint(source, step)
+    with held_checkpoint(source, best_checkpoint(config, source) if step is None else step) as (_, manifest):
+        _export(config, request.export_dir, source, manifest)
+
+
+def best_checkpoint(config: PipelineConfig, storage: Storage) -> int | None:
+    """The step that exporter_type chooses; None: the newest.
+
+    Raises CheckpointError if it is to be the best one, and none of the folder's checkpoints has been evaluated.
+    """
+    export_config = config.export_config
+    if export_config.exporter_type != "best":
+        return None
+    metric = export_config.best_exporter_metric
+    steps = {step for _, step in checkpoint_keys(list_checkpoints(storage))}
+    step = best_step(storage, metric, larger=export_config.metric_larger_is_better, steps=steps)
+    if step is None:
+        raise CheckpointError(
+            f"{storage.url}: export_config.exporter_type is best, but {layout.BEST_EVALUATIONS} has no {metric} of any of its"
+            " checkpoints: train with eval_input_path, or export the latest"
+        )
+    return step
+
+
+def _export(config: PipelineConfig, export_dir: str, source: Storage, manifest: CheckpointManifest) -> None:
     features = pipeline.feature_set(config)
     checkpoint = StoredCheckpoint(source, manifest, dense_file(manifest, config.export_config.use_dense_ema))
     model = build_model(config.model, features, config.train_config.runtime.seed)
@@ -57,7 +84,7 @@ def export(request: ExportRequest) -> None:
         probes=_probes(config, features, checkpoint),
         verify=_score_as_served,
     )
-    target = open_storage(request.export_dir)
+    target = open_storage(export_dir)
     export_snapshot(checkpoint, target, model, features, options)
 
 

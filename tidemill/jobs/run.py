@@ -52,6 +52,7 @@ def open_run(config: PipelineConfig, runtime: Runtime, resources: ExitStack, *, 
     start = start_run(
         storage,
         agreement,
+        resources,
         rank=runtime.rank,
         world_size=runtime.world_size,
         continue_train=continue_train,

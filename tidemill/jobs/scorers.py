@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from tidemill.checkpoint.discovery import read_checkpoint
+from tidemill.checkpoint.leases import held_checkpoint
 from tidemill.config.load import load_pipeline
 from tidemill.config.pipeline import PipelineConfig
 from tidemill.contracts.checkpoint import CheckpointManifest
@@ -77,13 +78,16 @@ class TrainedScorer:
     def __init__(self, config: PipelineConfig, ranks: Ranks, checkpoint: str | None, batch_rows: int | None) -> None:
         folder, step = checkpoint_path(checkpoint or config.model_dir)
         storage = open_storage(folder)
-        key = lead(ranks, lambda: read_checkpoint(storage, step)[0])
-        manifest = CheckpointManifest.parse(storage.read(key), where=f"{storage.url}/{key}")
-        self.name = f"{storage.url}, step {manifest.step}"
         self.features = pipeline.feature_set(config)
+        with ExitStack() as held:
+            key = lead(ranks, lambda: held.enter_context(held_checkpoint(storage, step))[0])
+            manifest = CheckpointManifest.parse(storage.read(key), where=f"{storage.url}/{key}")
+            self._model: TrainStep = restored_step(config, self.features, ranks.runtime, storage, manifest)
+            # All ranks have read it: only now may it go.
+            together(ranks, lambda: None)
+        self.name = f"{storage.url}, step {manifest.step}"
         self.batch_rows = batch_rows or config.data_config.eval_batch_size or config.data_config.batch_size
         self.config = lambda: config
-        self._model: TrainStep = restored_step(config, self.features, ranks.runtime, storage, manifest)
         self._padding = padding_batch(self.features, (), self.batch_rows)
 
     def prepare(self, rows: pa.Table) -> Batch:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tidemill import errors
-from tidemill.checkpoint.discovery import latest_checkpoint, read_checkpoint
+from tidemill.checkpoint.discovery import latest_checkpoint
+from tidemill.checkpoint.leases import held_checkpoint
 from tidemill.contracts import layout
 from tidemill.contracts.checkpoint import CheckpointManifest, ParentCheckpoint
 from tidemill.contracts.snapshot import SnapshotManifest
@@ -63,9 +65,16 @@ def from_rank_zero(agreement: Agreement, rank: int, compute: Callable[[], Any]) 
 
 
 def start_run(
-    storage: Storage, agreement: Agreement, *, rank: int, world_size: int, continue_train: bool, fine_tune_checkpoint: str
+    storage: Storage,
+    agreement: Agreement,
+    resources: ExitStack,
+    *,
+    rank: int,
+    world_size: int,
+    continue_train: bool,
+    fine_tune_checkpoint: str,
 ) -> Start:
-    """Open a term and find the checkpoint to go on from. Collective.
+    """Open a term and find the checkpoint to go on from; a parent's stays at least until `resources` are closed. Collective.
 
     Raises RetiredError for a retired lineage, ConfigError if the folder holds a checkpoint and the run isn't to go on from it,
     CheckpointError if the parent's isn't there, LineageError if the folder's snapshot comes from another checkpoint.
@@ -83,9 +92,10 @@ def start_run(
                 " or name an empty model_dir"
             )
         parent = None
-        if fine_tune_checkpoint:
+        # Once there is an own checkpoint the parent may be gone.
+        if fine_tune_checkpoint and own is None:
             folder, step = checkpoint_path(fine_tune_checkpoint)
-            parent = read_checkpoint(open_storage(folder), step)[0]
+            parent = resources.enter_context(held_checkpoint(open_storage(folder), step))[0]
         return {"run_id": run_id, "term": term, "own": own[0] if own else None, "parent": parent}
 
     decided = from_rank_zero(agreement, rank, decide)

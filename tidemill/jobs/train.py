@@ -27,7 +27,7 @@ from tidemill.jobs import pipeline
 from tidemill.jobs.batching import batch_rule, read_plan, shuffle_of
 from tidemill.jobs.dead_letters import open_dead_letters
 from tidemill.jobs.display import ProgressLine
-from tidemill.jobs.duties import Saver, checkpoint_duty, cut_duty, evaluate_duty
+from tidemill.jobs.duties import Saver, best_of, checkpoint_duty, cut_duty, evaluate_duty
 from tidemill.jobs.feed import DataFeed
 from tidemill.jobs.learner import Learner, build_learner
 from tidemill.jobs.positions import find_positions, renew
@@ -129,6 +129,7 @@ class _Job:
             parent=run.start.parent_record,
             pipeline=dump(run.config),
             keep=config.keep_checkpoint_max,
+            best=best_of(run),
             increments=_increments(run),
         )
         run.resources.callback(self.manager.abort)
@@ -190,11 +191,12 @@ class _Job:
             stateful |= {"touched": publication.touched, "cursor": publication.cursor}
             cut = cut_duty(run, publication, Probes(run, self.learner), self.feed, self.examples)
         saver = Saver(run, self.learner, self.feed, self.manager, Staging(), stateful, self.examples, self.touched)
+        checkpoint = checkpoint_duty(saver, run.config.train_config, restored)
         return Duties(
-            checkpoint=checkpoint_duty(saver, run.config.train_config, restored),
+            checkpoint=checkpoint,
             cut=cut,
             report=report_duty(run, self.reporter, restored.step),
-            evaluate=evaluate_duty(run, self.learner),
+            evaluate=evaluate_duty(run, self.learner, checkpoint),
         )
 
     def _checks(self) -> list[Callable[[], None]]:

@@ -177,6 +177,7 @@ class ValidatingTrainer:
         start = start_run(
             storage,
             agreement,
+            resources,
             rank=agreement.rank,
             world_size=agreement.world_size,
             continue_train=True,
