@@ -33,7 +33,7 @@ class TestFolder(SourceContract):
             for name, rows in FILES.items():
                 write(directory / name, *rows)
         config = FolderConfig(pattern="*", num_splits=2, poll_s=0.01)
-        return FolderSource(config, str(directory), ["event_id"], event_time_column="event_time")
+        return FolderSource(config, str(directory), {"event_id": None}, event_time_column="event_time")
 
     def num_rows(self) -> int:
         return 60

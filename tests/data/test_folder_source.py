@@ -25,7 +25,9 @@ SETTINGS = {"poll_s": 0.005, "num_splits": 2, "incomplete_timeout_s": 0.05, "out
 
 
 def source(folder, columns=("value",), **settings):
-    return FolderSource(FolderConfig(**{**SETTINGS, **settings}), str(folder), columns, event_time_column="event_time")
+    return FolderSource(
+        FolderConfig(**{**SETTINGS, **settings}), str(folder), dict.fromkeys(columns), event_time_column="event_time"
+    )
 
 
 def write(folder, name, start, stop, table=None):

@@ -154,15 +154,19 @@ def _kafka_source(wanted: Wanted) -> Source:
     start_at = None if wanted.boundary is None else wanted.boundary - config.start_margin_s
     types: Columns = column_types(config, wanted.features)
     if config.kafka.message_format != "json":
-        # Messages that tell their types: what isn't declared is taken as it comes.
-        types = {name: kind if config.data_config.columns.get(name) else None for name, kind in types.items()}
+        types = _declared(config, types)
     event_time, dead_letters = wanted.event_time_column, wanted.dead_letters
     return KafkaSource(config.kafka, types, event_time_column=event_time, start_at=start_at, dead_letters=dead_letters)
 
 
 def _folder_source(wanted: Wanted) -> Source:
-    settings = wanted.config.data_config.folder
-    return FolderSource(settings, wanted.path, wanted.columns, event_time_column=wanted.event_time_column)
+    settings, types = wanted.config.data_config.folder, column_types(wanted.config, wanted.features)
+    return FolderSource(settings, wanted.path, _declared(wanted.config, types), event_time_column=wanted.event_time_column)
+
+
+def _declared(config: PipelineConfig, types: Columns) -> Columns:
+    """For data that tell their types: what isn't declared is taken as it comes."""
+    return {name: kind if config.data_config.columns.get(name) else None for name, kind in types.items()}
 
 
 def _maxcompute_source(wanted: Wanted) -> Source:

@@ -22,7 +22,8 @@ from tidemill.config.base import Config
 from tidemill.data.intervals import IntervalSet
 from tidemill.data.source import Source, SplitReader
 from tidemill.data.sources.csv_scan import Scan, scan
-from tidemill.data.sources.files import FileSet, FoundFile, Place, compare, in_parallel, reading, timed_rows
+from tidemill.data.sources.file_rows import timed_rows
+from tidemill.data.sources.files import FileSet, FoundFile, Place, compare, in_parallel, reading
 from tidemill.data.split import RawBatch, Split, SplitId
 from tidemill.errors import ConfigError, DataError, SchemaError, SourceChangedError
 

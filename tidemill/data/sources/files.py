@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -11,12 +12,12 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import fsspec
-import numpy as np
 import pyarrow as pa
+from fsspec.spec import AbstractFileSystem
+from fsspec.utils import glob_translate
 
-from tidemill.data.event_times import column_times
-from tidemill.data.split import RawBatch, Run, SplitId, largest
-from tidemill.errors import ConfigError, DataError, MissingExtraError, SchemaError, SourceChangedError, StorageError
+from tidemill.data.split import SplitId
+from tidemill.errors import ConfigError, DataError, MissingExtraError, SourceChangedError, StorageError
 
 T = TypeVar("T")
 
@@ -53,6 +54,40 @@ class Place:
         """A file as the store's listing shows it."""
         etag = next((str(info[key]).strip('"') for key in _ETAGS if info.get(key)), None)
         return FoundFile(self.identity(info["name"]), int(info["size"]), etag)
+
+    def match(self, path: str) -> list[FoundFile]:
+        """The files that a path or a glob of this place names."""
+        before = re.split(r"[*?[]", path, maxsplit=1)[0]
+        if before == path:
+            exists = self.files.exists(path) and not self.files.isdir(path)
+            return [self.found(self.files.info(path))] if exists else []
+        root = before[: before.rfind("/") + 1]
+        depth = None if "**" in path else path[len(root) :].count("/") + 1
+        wanted = re.compile(glob_translate(path))
+        return [self.found(info) for info in self._tree(root, depth) if wanted.match(info["name"])]
+
+    def tree(self, path: str) -> list[FoundFile]:
+        """All files below a folder, at any depth. Raises OSError: a part that can't be listed is never left out."""
+        return [self.found(info) for info in self._tree(path, None)]
+
+    def _tree(self, path: str, depth: int | None) -> Iterator[dict[str, Any]]:
+        # Listings that the client remembers may be older than the newest files.
+        self.files.invalidate_cache()
+        if type(self.files).find is AbstractFileSystem.find:
+            return self._walk(path, depth)
+        return iter(self.files.find(path, maxdepth=depth, detail=True).values())
+
+    def _walk(self, path: str, depth: int | None) -> Iterator[dict[str, Any]]:
+        """As fsspec's own walk, which would leave out silently what can't be listed."""
+        try:
+            infos = self.files.ls(path, detail=True)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        for info in infos:
+            if info["type"] == "file" or (info["type"] != "directory" and not self.files.isdir(info["name"])):
+                yield info
+            elif info["type"] == "directory" and info["name"].rstrip("/") != path.rstrip("/") and depth != 1:
+                yield from self._walk(info["name"], None if depth is None else depth - 1)
 
     def stat(self, path: str) -> FoundFile:
         """A file by its name here. Raises SourceChangedError if it is gone."""
@@ -126,11 +161,8 @@ class FileSet:
         return self._places
 
     def _matches(self, place: Place, path: str, pattern: str) -> list[FoundFile]:
-        # Listings that the client remembers may be older than the newest files.
-        place.files.invalidate_cache()
         with reading(pattern):
-            infos = place.files.glob(path, detail=True).values()
-            matches = [place.found(info) for info in infos if info["type"] != "directory" and not place.files.isdir(info["name"])]
+            matches = place.match(path)
             if not matches:
                 hint = f"; it is a folder: write {pattern.rstrip('/')}/{self._example}" if place.files.isdir(path) else ""
                 raise DataError(f"no {self._what} matches {pattern!r}{hint}")
@@ -163,75 +195,6 @@ def compare(split: SplitId, saved: dict[str, Any], found: dict[str, Any], keys: 
         raise SourceChangedError(
             f"{split} changed since it was first read ({'; '.join(differences)}); restore it, or start a new run"
         )
-
-
-def timed_rows(split: SplitId, first: int, table: pa.Table, time_column: str | None) -> RawBatch:
-    """Consecutive rows of a file from row number `first` on, with event times from a column of theirs."""
-    times = times_of(table, time_column, split.name)
-    run = Run(split, first, first + table.num_rows, table.num_rows, event_time=largest(times, 0, table.num_rows))
-    return RawBatch(table, (run,), times)
-
-
-def times_of(table: pa.Table, time_column: str | None, path: str) -> np.ndarray | None:
-    """(n,) event times of a file's rows; None if no column has them."""
-    if time_column is None:
-        return None
-    return column_times(table.column(time_column), where=f"{path}: column {time_column!r}")
-
-
-class Reference:
-    """The types of the first file of a stream, which all later ones are read as. `columns`: those that are read."""
-
-    def __init__(self, schema: pa.Schema, columns: Collection[str], path: str) -> None:
-        self.schema = pa.schema([pa.field(name, plain_type(schema.field(name).type)) for name in columns])
-        self._path = path
-
-    def align(self, table: pa.Table, path: str) -> pa.Table:
-        """The rows of another file with the first's columns; narrower numbers are widened. Raises SchemaError naming column,
-        both types and both files."""
-        if table.schema.equals(self.schema):
-            return table
-        columns = []
-        for field in self.schema:
-            column = table.column(field.name)
-            if not widens(column.type, field.type):
-                types = f"{column.type}, but {field.type} in {self._path}"
-                raise SchemaError(f"{path}: column {field.name!r} is {types}; files of a stream must agree")
-            columns.append(column.cast(field.type))
-        return pa.Table.from_arrays(columns, schema=self.schema)
-
-
-def widens(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether every value of one plain type has the same value in the other."""
-    kinds = pa.types
-    if found == wanted or kinds.is_null(found):
-        return True
-    if kinds.is_list(found) and kinds.is_list(wanted):
-        return widens(found.value_type, wanted.value_type)
-    same = (kinds.is_signed_integer, kinds.is_unsigned_integer, kinds.is_floating)
-    return any(kind(found) and kind(wanted) for kind in same) and bool(found.bit_width <= wanted.bit_width)
-
-
-def plain(table: pa.Table) -> pa.Table:
-    """Rows with each column's plain type. Raises ArrowInvalid for text that is too much for it (2 GiB in one piece)."""
-    schema = pa.schema([pa.field(field.name, plain_type(field.type), field.nullable) for field in table.schema])
-    return table if schema.equals(table.schema) else table.cast(schema)
-
-
-def plain_type(found: pa.DataType) -> pa.DataType:
-    """The type that values are read as: writers differ in whether text and lists are large, or values kept in a dictionary."""
-    kinds = pa.types
-    if kinds.is_dictionary(found):
-        return plain_type(found.value_type)
-    if kinds.is_large_string(found) or kinds.is_string_view(found):
-        return pa.string()
-    if kinds.is_large_binary(found) or kinds.is_binary_view(found):
-        return pa.binary()
-    if kinds.is_list(found) or kinds.is_large_list(found) or kinds.is_fixed_size_list(found):
-        return pa.list_(plain_type(found.value_type))
-    if kinds.is_map(found):
-        return pa.map_(plain_type(found.key_type), plain_type(found.item_type))
-    return found
 
 
 def _gone(path: str) -> SourceChangedError:

@@ -10,7 +10,7 @@ import threading
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Protocol
@@ -21,8 +21,11 @@ from tidemill.config.data import FolderConfig
 from tidemill.contracts.progress import FILE_ROW_BITS, SplitState
 from tidemill.data.assignment import Assigned
 from tidemill.data.intervals import IntervalSet
+from tidemill.data.messages.columns import Fitting
+from tidemill.data.messages.decoder import ColumnError, Columns
 from tidemill.data.source import Source, SplitReader
-from tidemill.data.sources.files import FoundFile, Reference, locate, reading, times_of
+from tidemill.data.sources.file_rows import times_of
+from tidemill.data.sources.files import FoundFile, locate, reading
 from tidemill.data.sources.ipc import IpcRows
 from tidemill.data.sources.parquet import ParquetRows
 from tidemill.data.sources.taken import TakenFile, TakenFiles
@@ -51,20 +54,20 @@ class Rows(Protocol):
 class FolderSource(Source):
     """The files below a folder (a path or URL) whose names match the config's pattern: Arrow files by their suffix, else Parquet.
 
-    `columns`: what to read; the event time's column is added. Files that begin with "." or "_", or lie in such a folder, are
-    left alone. Writers must write under such a name, and rename; a file that can't be read yet is tried again for
-    `incomplete_timeout_s`. A file that appears late is read all the same. One that changes is an error.
+    `columns`: what to read, as which type; None: that of the first file. The event time's column is added. Files that begin with
+    "." or "_", or lie in such a folder, are left alone: writers must write under such a name, and rename. A file that can't be
+    read yet is tried again for `incomplete_timeout_s`. One that appears late is read all the same; one that changes is an error.
     """
 
     kind = "folder"
     bounded = False
     Config = FolderConfig
 
-    def __init__(self, config: FolderConfig, path: str, columns: Collection[str], *, event_time_column: str | None = None) -> None:
+    def __init__(self, config: FolderConfig, path: str, columns: Columns, *, event_time_column: str | None = None) -> None:
         self.config = config
         self.place, self.root = locate(path)
         self.time_column = event_time_column
-        self.columns = list(dict.fromkeys([*columns, *([event_time_column] if event_time_column else [])]))
+        self.columns: Columns = {**columns, **({event_time_column: columns.get(event_time_column)} if event_time_column else {})}
         self._taken: dict[SplitId, TakenFiles] = {}
 
     def discover(self) -> list[Split]:
@@ -109,13 +112,11 @@ class FolderSource(Source):
 
     def listing(self) -> dict[str, FoundFile]:
         """All files that count, by their names below the folder. Raises StorageError."""
-        self.place.files.invalidate_cache()
         try:
             with reading(self.url):
-                infos = self.place.files.find(self.root, detail=True).values()
+                found = self.place.tree(self.root)
         except OSError as error:
             raise StorageError(f"{self.url}: {type(error).__name__}: {error}") from error
-        found = (self.place.found(info) for info in infos)
         files = {file.path.removeprefix(self.url).lstrip("/"): file for file in found}
         return {name: file for name, file in files.items() if self._counts(name)}
 
@@ -126,7 +127,7 @@ class FolderSource(Source):
     def rows(self, name: str) -> Rows:
         """A file, opened. Raises DataError if it can't be read, SchemaError naming a column that it lacks."""
         path = self.path(name)
-        rows: Rows = (IpcRows if name.endswith(_IPC) else ParquetRows)(self.place, path, self.columns)
+        rows: Rows = (IpcRows if name.endswith(_IPC) else ParquetRows)(self.place, path, list(self.columns))
         missing = [column for column in self.columns if column not in rows.schema.names]
         if missing or rows.num_rows >> FILE_ROW_BITS:
             rows.close()
@@ -156,7 +157,6 @@ class _OpenFile:
     file: TakenFile
     rows: Rows
     pieces: Iterator[tuple[int, pa.Table]]
-    reference: Reference
 
 
 class _FolderReader(SplitReader):
@@ -173,7 +173,8 @@ class _FolderReader(SplitReader):
         self._incomplete: dict[str, float] = {}
         self._listed_at: float | None = None
         self._failing_since: float | None = None
-        self._reference: Reference | None = None
+        self._fitting = Fitting(source.columns, f"folder {source.url}")
+        self._first: str | None = None
         self._pause = threading.Event()
 
     def read(self, timeout_s: float) -> RawBatch | None:
@@ -210,9 +211,9 @@ class _FolderReader(SplitReader):
                 return None
             # Its positions are done with once a later row is trained.
             run = Run(opened.split, file.start, file.stop, 0, gap=file.stop - file.start)
-            return RawBatch(opened.reference.schema.empty_table(), (run,))
+            return RawBatch(self._fitting.empty(), (run,))
         path = self._source.path(file.name)
-        table = opened.reference.align(table, path)
+        table = self._fit(table, path)
         times = times_of(table, self._source.time_column, path)
         # The file's last row is done with all positions up to the next file's.
         stop = file.stop if self._open is None else file.start + first + table.num_rows
@@ -259,12 +260,29 @@ class _FolderReader(SplitReader):
         return True
 
     def _opened(self, part: _Part, file: TakenFile, rows: Rows) -> None:
+        self._check(rows, self._source.path(file.name))
         wanted = IntervalSet.of([(file.start, file.start + rows.num_rows)]) - part.done
         own = IntervalSet.of((start - file.start, stop - file.start) for start, stop in wanted)
-        path = self._source.path(file.name)
-        if self._reference is None:
-            self._reference = Reference(rows.schema, self._source.columns, path)
-        self._open = _OpenFile(part.id, file, rows, rows.pieces(own), self._reference)
+        self._open = _OpenFile(part.id, file, rows, rows.pieces(own))
+
+    def _check(self, rows: Rows, path: str) -> None:
+        """All files are read with the types of the first, narrower ones widened. Raises SchemaError naming both files."""
+        try:
+            self._fitting.check(rows.schema)
+        except ColumnError as error:
+            rows.close()
+            schema, name = self._fitting.schema, error.column
+            if schema is None:
+                raise SchemaError(f"{path}: {error}") from None
+            types = f"{rows.schema.field(name).type}, but {schema.field(name).type} in {self._first or 'the config'}"
+            raise SchemaError(f"{path}: column {name!r} is {types}; all files of a stream must agree") from None
+        self._first = self._first or path
+
+    def _fit(self, table: pa.Table, path: str) -> pa.Table:
+        try:
+            return self._fitting.fit(table)
+        except pa.ArrowInvalid as error:
+            raise DataError(f"{path}: {error}") from None
 
     def _list(self) -> None:
         """Look what the folder holds. A store that can't be reached is tried again until `outage_timeout_s` is over."""

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from tidemill.data.intervals import IntervalSet
-from tidemill.data.sources.files import Place, plain, reading
+from tidemill.data.sources.file_rows import plain
+from tidemill.data.sources.files import Place, reading
 from tidemill.errors import DataError
 
 

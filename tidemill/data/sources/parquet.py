@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 from tidemill.config.base import Config
 from tidemill.data.intervals import IntervalSet
 from tidemill.data.source import Source, SplitReader
-from tidemill.data.sources.files import FileSet, FoundFile, Place, compare, in_parallel, plain, plain_type, reading, timed_rows
+from tidemill.data.sources.file_rows import plain, plain_type, timed_rows
+from tidemill.data.sources.files import FileSet, FoundFile, Place, compare, in_parallel, reading
 from tidemill.data.split import RawBatch, Split, SplitId
 from tidemill.errors import DataError, SchemaError
 
