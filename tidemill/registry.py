@@ -25,6 +25,7 @@ _BUILT_IN: dict[str, dict[str, str]] = {
     "output": {
         "parquet": "tidemill.data.writers.parquet:ParquetOutput",
         "csv": "tidemill.data.writers.csv:CsvOutput",
+        "kafka": "tidemill.data.writers.kafka:KafkaOutput",
         "maxcompute": "tidemill.data.writers.maxcompute.output:MaxComputeOutput",
     },
     "feature": {

@@ -9,12 +9,15 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
+from tests.data.kafka_messages import committed_messages
+from tests.data.kafka_topics import new_topic
 from tidemill.errors import ConfigError, DataError, SchemaError
 from tidemill.jobs.addresses import input_kind, output_kind
 from tidemill.jobs.predict import PredictRequest, predict
 from tidemill.serving.loader import load_generation
 from tidemill.serving.predictor import Predictor
 from tidemill.storage.backends.local import LocalStorage
+from tidemill.testing.broker import DevelopmentBroker
 from tidemill.testing.maxcompute import MaxComputeEmulator
 
 pytestmark = pytest.mark.usefixtures("quiet")
@@ -164,6 +167,18 @@ def test_a_table_becomes_a_table(life, served: PredictRequest, tmp_path: Path, m
     assert found["event_id"].to_pylist() == day["event_id"].to_pylist()
     expected = Predictor(load_generation(LocalStorage(life.lineage), "")).score_table(day)
     np.testing.assert_allclose(found["probs"].to_numpy(), expected["probs"], rtol=1e-6)
+
+
+def test_a_topic_gets_the_scores(life, served: PredictRequest, tmp_path: Path) -> None:
+    with DevelopmentBroker(tmp_path / "broker") as broker:
+        topic = new_topic(broker)
+        address = f"kafka://{broker.bootstrap}/{topic}"
+        predict(replace(served, output_path=address, reserved=["event_id"], overwrite=False))
+        found = pa.concat_tables(pa.ipc.open_stream(part).read_all() for part in committed_messages(broker.bootstrap, topic))
+        assert found.column_names[0] == "event_id"
+        assert found["event_id"].to_pylist() == pq.read_table(life.day)["event_id"].to_pylist()
+        with pytest.raises(ConfigError, match="can't be overwritten"):
+            predict(replace(served, output_path=address))
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,26 @@ def parse_kafka_uri(uri: str) -> KafkaConfig:
     Values are percent-decoded and otherwise taken as they are (a "+" too: passwords hold them). Raises ValueError that says what is
     missing or wrong; it never repeats the values of client settings, which may be secrets.
     """
+    brokers, topic, options = split_kafka_uri(uri)
+    group = options.pop("group.id", "")
+    if not group:
+        raise ValueError("has no group.id")
+    start, end = _milliseconds(options, "start.timestamp.ms"), _milliseconds(options, "end.timestamp.ms")
+    end_offsets = _offsets(options, "end.offsets")
+    return KafkaConfig(
+        brokers=brokers,
+        topic=(topic,),
+        group_id=group,
+        start_timestamp_ms=start,
+        end_timestamp_ms=end,
+        end_offsets=end_offsets,
+        message_format="arrow",
+        client=dict(options),
+    )
+
+
+def split_kafka_uri(uri: str) -> tuple[str, str, dict[str, str]]:
+    """Brokers, topic and options of an address, percent-decoded. Raises ValueError as `parse_kafka_uri` does."""
     scheme, _, rest = uri.partition("://")
     address, _, query = rest.partition("?")
     brokers, _, topic = address.partition("/")
@@ -45,18 +65,4 @@ def parse_kafka_uri(uri: str) -> KafkaConfig:
         if not equals:
             raise ValueError(f"{unquote(key)} has no value; write key=value")
         options[unquote(key)] = unquote(value)
-    group = options.pop("group.id", "")
-    if not group:
-        raise ValueError("has no group.id")
-    start, end = _milliseconds(options, "start.timestamp.ms"), _milliseconds(options, "end.timestamp.ms")
-    end_offsets = _offsets(options, "end.offsets")
-    return KafkaConfig(
-        brokers=brokers,
-        topic=(unquote(topic),),
-        group_id=group,
-        start_timestamp_ms=start,
-        end_timestamp_ms=end,
-        end_offsets=end_offsets,
-        message_format="arrow",
-        client=dict(options),
-    )
+    return brokers, unquote(topic), options
