@@ -22,7 +22,9 @@ class MaxComputeConfig(Config):
     readers: Positive = 4
     """How many ranges of rows each rank reads ahead at once."""
     rows_per_request: Positive = 200_000
-    """Rows in a range."""
+    """Rows in a range: what one request asks for."""
+    rows_per_batch: Annotated[int, Field(gt=0, le=20_000)] = 20_000
+    """Rows that come at once; the service may give fewer."""
     session_timeout_s: PositiveSeconds = 600.0
     """Longest wait for the service to make a read session."""
     refresh_interval_s: PositiveSeconds = 600.0

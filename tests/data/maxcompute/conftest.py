@@ -44,7 +44,7 @@ def make(emulator: MaxComputeEmulator, clock: ManualClock) -> Iterator[MakeSourc
     def build(
         *paths: str, columns: list[str] | None = None, reading: dict[str, Any] | None = None, **options: Any
     ) -> MaxComputeSource:
-        settings = MaxComputeConfig(**{"rows_per_request": 1000, "readers": 2, **(reading or {})})
+        settings = MaxComputeConfig(**{"rows_per_request": 1000, "rows_per_batch": 300, "readers": 2, **(reading or {})})
         config = MaxComputeSourceConfig(paths=paths, reading=settings, **options)
         credentials = OdpsCredentials(emulator.endpoint, "a test", "id", "SECRET-KEY")
         made.append(MaxComputeSource(config, columns, credentials=credentials, clock=clock))

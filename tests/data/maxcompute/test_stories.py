@@ -83,6 +83,18 @@ def test_a_daily_job_continues_from_its_parents_folder(emulator: MaxComputeEmula
     assert third.run(partial(make, f"{BASE}/ds=1&ds=2&ds=3", columns=["id"], is_orderby_partition=True)) == []
 
 
+def test_what_was_read_before_this_days_passes_is_in_none_of_them(emulator: MaxComputeEmulator, make: MakeSource):
+    """B6: two passes a day, the second day's first pass interrupted."""
+    emulator.add_table("prj", "clicks", {f"ds={day}": numbers(day * 1000, 200) for day in (1, 2)})
+    line = Line()
+    line.run(partial(make, f"{BASE}/ds=1", columns=["id"], is_orderby_partition=True), num_passes=2)
+    both = partial(make, f"{BASE}/ds=1&ds=2", columns=["id"], is_orderby_partition=True)
+    line.run(both, batches=1, num_passes=2)
+    line.run(both, batches=3, num_passes=2, ranks=2)
+    line.run(both, num_passes=2, ranks=3)
+    assert sorted(line.trained) == sorted(2 * [day * 1000 + row for day in (1, 2) for row in range(200)])
+
+
 def test_a_daily_job_without_order_starts_afresh_on_disjoint_partitions(emulator: MaxComputeEmulator, make: MakeSource):
     """B6, without is_orderby_partition."""
     emulator.add_table("prj", "clicks", {f"ds={day}": numbers(day * 1000, 200) for day in (1, 2, 3)})

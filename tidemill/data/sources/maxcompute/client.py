@@ -23,9 +23,6 @@ from tidemill.config.odps_uri import OdpsTable
 from tidemill.data.sources.maxcompute.session import Session, TableColumns
 from tidemill.errors import MissingExtraError
 
-# The most that tzrec asks for at once, so known to be accepted.
-MAX_BATCH_ROWS = 20_000
-
 
 class Connection:
     """Clients of tables under one set of credentials; each table, in its project and schema, has its own.
@@ -33,11 +30,14 @@ class Connection:
     Threading: all methods may be called from any thread.
     """
 
-    def __init__(self, credentials: OdpsCredentials, *, quota: str, compression: str, tunnel_endpoint: str = "") -> None:
+    def __init__(
+        self, credentials: OdpsCredentials, *, quota: str, compression: str, tunnel_endpoint: str = "", rows_per_batch: int = 20_000
+    ) -> None:
         self._credentials = credentials
         self._quota = quota
         self._compression = Compression[compression]
         self._tunnel_endpoint = tunnel_endpoint or None
+        self._rows_per_batch = rows_per_batch
         self._lock = threading.Lock()
         self._services: dict[str, ODPS] = {}
         self._clients: dict[OdpsTable, ArrowTableClient] = {}
@@ -54,7 +54,7 @@ class Connection:
                 client = StorageApiArrowClient(
                     self._service(table.project), self._handle(table), self._tunnel_endpoint, quota_name=self._quota or None
                 )
-                self._clients[table] = ArrowTableClient(client, self._compression)
+                self._clients[table] = ArrowTableClient(client, self._compression, self._rows_per_batch)
             return self._clients[table]
 
     def handle(self, table: OdpsTable) -> Any:
@@ -81,9 +81,10 @@ class Connection:
 class ArrowTableClient:
     """One table through the Storage API (`session.TableClient`)."""
 
-    def __init__(self, client: StorageApiArrowClient, compression: Compression) -> None:
+    def __init__(self, client: StorageApiArrowClient, compression: Compression, rows_per_batch: int) -> None:
         self._client = client
         self._compression = compression
+        self._rows_per_batch = rows_per_batch
 
     def columns(self) -> TableColumns:
         schema = self._client.table.table_schema
@@ -107,7 +108,7 @@ class ArrowTableClient:
     def read(self, session_id: str, start: int, count: int) -> Generator[pa.RecordBatch, None, None]:
         stream = self._client.read_rows_stream(
             ReadRowsRequest(
-                session_id, row_index=start, row_count=count, max_batch_rows=MAX_BATCH_ROWS, compression=self._compression
+                session_id, row_index=start, row_count=count, max_batch_rows=self._rows_per_batch, compression=self._compression
             )
         )
         try:

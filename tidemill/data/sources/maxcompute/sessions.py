@@ -144,7 +144,7 @@ class SessionKeeper:
     A fault of any kind is tried again sooner, with growing pauses. When a session couldn't be refreshed for `alarm_after_s`, is no
     longer good, or doesn't live longer for being refreshed, that is logged as an error and as the event
     `maxcompute.session_alarm`, while hours of its day are left. It never raises: reading says what fails.
-    Threading: `hold` and `close` from any thread; `tick` is the thread's own.
+    Threading: `hold`, `start` and `close` from any thread; `tick` belongs to the thread that `start` starts.
     """
 
     def __init__(self, *, interval_s: float, alarm_after_s: float, clock: Clock) -> None:
@@ -169,6 +169,10 @@ class SessionKeeper:
                 return
             now = self._clock.monotonic()
             self._held[session_id] = _Held(name, client, due_at=now, good_at=now)
+
+    def start(self) -> None:
+        """Begin to refresh. Again does nothing."""
+        with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="maxcompute-refresh", daemon=True)
                 self._thread.start()
@@ -193,6 +197,7 @@ class SessionKeeper:
             self._closed.wait(_WAKE_S)
 
     def _refresh(self, session_id: str, held: _Held) -> None:
+        started = self._clock.monotonic()
         try:
             session = held.client.describe(session_id, refresh=True)
         except Exception as error:  # noqa: BLE001 - the worker edge: whatever it is, the next try may succeed
@@ -203,23 +208,23 @@ class SessionKeeper:
             if now - held.good_at >= self._alarm_after_s:
                 self._alarm(session_id, held, f"couldn't be refreshed for {now - held.good_at:.0f} s: {shown(error)}")
             return
-        self._judge(session, held)
+        self._judge(session, held, started)
 
-    def _judge(self, session: Session, held: _Held) -> None:
-        now = self._clock.monotonic()
+    def _judge(self, session: Session, held: _Held, started: float) -> None:
+        """Take in an answer to a call that began at `started`, when the session's day may have begun anew."""
         held.failures = 0
-        held.due_at = now + self._interval_s
+        held.due_at = started + self._interval_s
         if session.status not in (NORMAL, INIT):
             held.is_lost = True
             self._alarm(session.id, held, f"is {session.status}; unread rows of it are lost")
             return
         before, held.expires_at = held.expires_at, session.expires_at
         if before is not None and session.expires_at is not None and session.expires_at <= before:
-            if now - held.good_at >= self._alarm_after_s:
+            if started - held.good_at >= self._alarm_after_s:
                 left = session.expires_at - self._clock.time()
                 self._alarm(session.id, held, f"is refreshed and still ends in {left:.0f} s")
             return
-        held.good_at = now
+        held.good_at = started
         held.alarmed_at = None
 
     def _alarm(self, session_id: str, held: _Held, why: str) -> None:

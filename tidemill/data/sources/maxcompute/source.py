@@ -181,6 +181,7 @@ class MaxComputeSource(Source):
         client = self._client(parse_odps_path(split.fingerprint["input_path"]).table)
         whole = Range(split.id, client, split.fingerprint["session"], 0, split.num_rows or 0)
         self._keeper.hold(whole.session, split.id.name, client)
+        self._keeper.start()
         return cut_ranges(whole, rows, self._config.reading.rows_per_request)
 
     def _read(self, parts: Sequence[Iterator[Range]]) -> SplitReader:
@@ -219,5 +220,6 @@ class MaxComputeSource(Source):
                     quota=self._config.quota,
                     compression=self._config.compression,
                     tunnel_endpoint=self._config.reading.tunnel_endpoint,
+                    rows_per_batch=self._config.reading.rows_per_batch,
                 )
             return self._connection.table(table)
