@@ -129,6 +129,8 @@ def test_secrets_in_addresses_are_not_dumped(load, small):
         ("kafka://h:1/?group.id=g", "not of the form"),
         ("http://h:1/t?group.id=g", "not of the form"),
         ("kafka://h:1/t?group.id=g&start.timestamp.ms=-1", "start.timestamp.ms must be an integer >= 0, got '-1'"),
+        ("kafka://h:1/t?group.id=g&end.timestamp.ms=soon", "end.timestamp.ms must be an integer >= 0, got 'soon'"),
+        ("kafka://h:1/t?group.id=g&end.offsets=t:5", "end.offsets must be topic:partition:offset, .* got 't:5'"),
         ("kafka://h:1/t?group.id=g&x", "x has no value; write key=value"),
         ("kafka:///t?group.id=g", "not of the form"),
         ("kafka://h:1?group.id=g", "not of the form"),
@@ -145,6 +147,13 @@ def test_a_kafka_address_is_a_section():
     kafka = parse_kafka_uri("kafka://h:1,i:2/t?group.id=g&start.timestamp.ms=5&fetch.min.bytes=1")
     assert (kafka.brokers, kafka.topic, kafka.group_id, kafka.start_timestamp_ms) == ("h:1,i:2", ("t",), "g", 5)
     assert (kafka.message_format, kafka.client) == ("arrow", {"fetch.min.bytes": "1"})
+
+
+def test_a_kafka_address_may_name_an_end():
+    kafka = parse_kafka_uri("kafka://h:1/t?group.id=g&end.timestamp.ms=7")
+    assert (kafka.end_timestamp_ms, kafka.client) == (7, {})
+    kafka = parse_kafka_uri("kafka://h:1/a:b?group.id=g&end.offsets=a:b:0:12,a:b:1:0")
+    assert (kafka.end_offsets, kafka.client) == ({"a:b:0": 12, "a:b:1": 0}, {})
 
 
 def test_values_of_a_kafka_address_are_percent_decoded_and_nothing_else():
@@ -211,6 +220,20 @@ def test_what_a_change_means(load, taobao, edits, verdict, path):
     found = compare(old, new)
     assert found.verdict is verdict
     assert (found.differences[0].path if found.differences else None) == path
+
+
+def test_topics_may_be_added_and_secrets_changed(load, small):
+    """Whether one that was read is still there is for the source to say; no difference shows a secret."""
+
+    def kafka(**fields):
+        return load(small | {"data_config": {**small["data_config"], "dataset_type": "KafkaDataset", "kafka": fields}}).config
+
+    before = kafka(brokers="h:1", topic="a", client={"sasl.password": "hunter2"})
+    after = kafka(brokers="i:2", topic="a,b", client={"sasl.password": "hunter3"})
+    found = compare(before, after)
+    assert found.verdict is Verdict.COMPATIBLE
+    assert "data_config.kafka.topic" in str(found)
+    assert "hunter" not in str(found)
 
 
 def test_features_are_compared_by_name(load, taobao):

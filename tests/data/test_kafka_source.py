@@ -292,20 +292,6 @@ def test_broker_restart_loses_and_doubles_nothing(tmp_path):
             assert run.train(count(40)) == list(range(40))
 
 
-@pytest.mark.parametrize(
-    ("client", "match"),
-    [
-        ({"enable.auto.commit": True}, "checkpoints"),
-        ({"auto.offset.reset": "latest"}, "start_timestamp_ms"),
-        ({"group.id": "x"}, "group_id"),
-        ({"no.such.setting": "x"}, "no.such.setting"),
-    ],
-)
-def test_client_settings_that_would_break_positions_are_refused(client, match):
-    with pytest.raises(ConfigError, match=match):
-        KafkaSource(KafkaConfig(brokers="127.0.0.1:1", topic=("t",), client=client), COLUMNS).discover()
-
-
 def test_json_needs_columns():
     with pytest.raises(ConfigError, match="columns"):
         KafkaSource(KafkaConfig(brokers="127.0.0.1:1", topic=("t",)))
