@@ -15,7 +15,7 @@ from tests.checkpoint.ranks import Ranks, assert_tables_of
 from tidemill.checkpoint.best import best_step
 from tidemill.checkpoint.discovery import latest_checkpoint, read_checkpoint
 from tidemill.checkpoint.leases import LEASE_S, reading
-from tidemill.checkpoint.retention import prune, to_delete
+from tidemill.checkpoint.retention import UNFINISHED_S, prune, sweep, to_delete
 from tidemill.contracts import layout
 from tidemill.errors import CheckpointError
 from tidemill.storage.backends.local import LocalStorage
@@ -249,3 +249,33 @@ def test_reader_and_pruner_see_each_other_whatever_their_order(tmp_path):
                 assert_tables_of(storage, read_checkpoint(storage, 1)[1], 1)
     assert set(promises) == {True, False}
     assert promises == sorted(promises, reverse=True), "the later it comes, the less it is promised"
+
+
+def test_what_died_is_swept_by_the_next_run_even_if_all_checkpoints_stay(storage, tmp_path):
+    save_all(storage, [1, 3])
+    torn = "model.ckpt-2/00000001/000002/part-00000.json"
+    under_way = "model.ckpt-9/00000002/000001/part-00000.json"
+    for key in (torn, under_way, "model.ckpt-best/x"):
+        storage.write(key, b"{}")
+    old, new = tmp_path / "model.ckpt-1" / ".tmp-old", tmp_path / "model.ckpt-3" / ".tmp-new"
+    for file in (old, new):
+        file.write_bytes(b"half")
+    os.utime(old, (time.time() - 2 * UNFINISHED_S,) * 2)
+    ranks = Ranks(storage, 2, term=2)
+    assert ranks.save(4)
+    ranks.wait()
+    ranks.close()
+    left = {info.key for info in storage.list("model.ckpt-")}
+    assert torn not in left
+    assert {under_way, "model.ckpt-best/x"} <= left, "not ours to judge"
+    assert (old.exists(), new.exists()) == (False, True)
+    assert steps_left(storage) >= {"model.ckpt-1", "model.ckpt-3", "model.ckpt-4"}
+
+
+def test_nothing_is_swept_beside_a_damaged_checkpoint(storage):
+    save_all(storage, [1, 3])
+    storage.write(layout.checkpoint_manifest(1, 1), b"{ torn")
+    torn = "model.ckpt-2/00000001/000002/part-00000.json"
+    storage.write(torn, b"{}")
+    sweep(storage, layout.checkpoint_manifest(3, 1))
+    assert torn in {info.key for info in storage.list("model.ckpt-")}

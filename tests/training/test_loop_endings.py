@@ -122,6 +122,14 @@ def test_a_final_release_that_never_passes_its_gate_is_given_up():
     assert [rank.outcome.reason for rank in ranks] == [StopReason.EXHAUSTED] * 2
 
 
+def test_a_final_save_that_fails_says_at_once_how_long_it_will_be_tried(caplog):
+    plan = all_duties(settings=LoopSettings(finish_timeout_s=30.0), checkpoint_writer=lambda: Writer(outcomes=[False, False, True]))
+    run_well([[*THREE, END]], plan)
+    (message,) = [record.getMessage() for record in caplog.records if "trying again" in record.getMessage()]
+    assert message.startswith("the final checkpoint failed")
+    assert "s; the run fails if none succeeds" in message
+
+
 def test_a_save_that_never_succeeds_ends_at_the_deadline():
     plan = all_duties(settings=LoopSettings(finish_timeout_s=30.0), checkpoint_writer=lambda: Writer(outcomes=[False]))
     (rank,) = run_loops([[*THREE, END]], plan)

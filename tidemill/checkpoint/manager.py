@@ -13,7 +13,7 @@ from tidemill.checkpoint.chain import Chain, chain_of, extend, replace, require_
 from tidemill.checkpoint.discovery import list_checkpoints
 from tidemill.checkpoint.fold import Fold, Folder, RowRange
 from tidemill.checkpoint.parts import write_capture
-from tidemill.checkpoint.retention import BestStep, prune
+from tidemill.checkpoint.retention import BestStep, prune, sweep
 from tidemill.clock import Clock, SystemClock
 from tidemill.contracts import layout
 from tidemill.contracts.checkpoint import CheckpointManifest, CheckpointPart, ParentCheckpoint
@@ -92,6 +92,7 @@ class CheckpointManager:
         self._has_base = self._base is not None
         self._since_fold = self._base.increments if self._base else 0
         self._saving: Capture | None = None
+        self._swept = False
         self._fold = Folder(storage, writer, clock=self._clock)
         self._worker: BackgroundWorker[_Job] = BackgroundWorker("checkpoint", self._save, clock=self._clock)
 
@@ -176,17 +177,20 @@ class CheckpointManager:
         if manifest is not None:
             seconds = self._clock.monotonic() - started
             logs.event("checkpoint.saved", step=step, term=self._writer.term, seconds=seconds, increments=manifest.increments)
-            self._prune()
+            self._tidy(layout.checkpoint_manifest(step, self._writer.term))
 
-    def _prune(self) -> None:
-        """Delete old checkpoints, unless another run has taken over: it may build on them."""
-        if self._keep <= 0:
+    def _tidy(self, newest: str) -> None:
+        """Delete old checkpoints and what died, unless another run has taken over: it may build on them."""
+        if self._keep <= 0 and self._swept:
             return
         try:
             require_unfenced(self._storage, self._writer.term)
         except StorageError as error:
             log.warning("old checkpoints not deleted: %s", error)
             return
+        if not self._swept:
+            self._swept = True
+            sweep(self._storage, newest)
         prune(self._storage, keep=self._keep, spare=self._fold.pending_folder, best=self._best)
 
     def _folder(self, job: _Job) -> str:

@@ -10,9 +10,13 @@ from tidemill.checkpoint.leases import condemn, forget
 from tidemill.contracts import layout
 from tidemill.contracts.checkpoint import CheckpointManifest
 from tidemill.errors import StorageError
+from tidemill.storage.backends.local import LocalStorage
 from tidemill.storage.base import Storage
 
 log = logging.getLogger(__name__)
+
+UNFINISHED_S = 3600.0
+"""A file that is being written, and wasn't touched for so long, belongs to a process that died."""
 
 BestStep = Callable[[Collection[int]], int | None]
 
@@ -46,6 +50,26 @@ def prune(storage: Storage, *, keep: int, spare: str | None = None, best: BestSt
         _prune(storage, keep, spare, best)
     except StorageError as error:
         log.warning("old checkpoints not deleted: %s", error)
+
+
+def sweep(storage: Storage, newest: str) -> None:
+    """Delete what saves and writes that died have left; `newest`: key of a manifest that was just written. Once a run is enough.
+
+    That is: files of checkpoints that were never committed, older than the newest whole one, if no checkpoint lists them; and, on a
+    local store, unfinished files that nobody has written to for an hour. A store that fails is logged.
+    """
+    try:
+        found = list_checkpoints(storage)
+        manifests, files = checkpoint_keys(found), _files_of(found)
+        whole = _whole_of(storage, found, manifests)
+        # What a damaged manifest lists isn't known, and somebody may want to repair it.
+        if whole and len(whole) == len(manifests):
+            torn = [at for at in sorted(files) if at not in manifests and at < max(whole)]
+            _delete(storage, torn, manifests, files, _needed(whole, None))
+        if isinstance(storage, LocalStorage):
+            storage.sweep(_modified_at(storage, newest) - UNFINISHED_S)
+    except StorageError as error:
+        log.warning("what dead runs left wasn't deleted: %s", error)
 
 
 def _prune(storage: Storage, keep: int, spare: str | None, best: BestStep) -> None:

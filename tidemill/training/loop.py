@@ -471,9 +471,17 @@ class TrainingLoop:
             # By distance: a clock that was set back must not put off the next try.
             if not self._may_begin(duty, point) or abs(point.clock - finish.tried_at) < RETRY_PAUSE_S:
                 return
+            if finish.tries == 1:
+                self._announce_tries(duty, finish)
             duty.run(point)
             finish.tries += 1
             finish.tried_at = point.clock
+
+    def _announce_tries(self, duty: Duty, finish: _Finish) -> None:
+        """Whoever waits for the end should know early why it doesn't come: a full disk, say, can still be cleared."""
+        left = max(finish.until - self._clock.monotonic(), 0.0)
+        limit = f"{duty.max_tries} times in all" if duty.max_tries else f"for {left:.0f} s; the run fails if none succeeds"
+        log.warning("the final %s failed (the lines above say why); trying again, %s", self._duties.name(duty), limit)
 
     def _reason(self, point: SyncPoint) -> StopReason:
         if self._finish and point.stop < self._finish.reason:

@@ -85,6 +85,19 @@ class LocalStorage(Storage):
     def local_path(self, key: str) -> Path:
         return self.root / check_key(key)
 
+    def sweep(self, before: float) -> int:
+        """Delete the files of writes that died; how many. `before`: those last written before then, by the store's clock.
+
+        A write under way touches its file all the time, so an hour ago is safe.
+        """
+        try:
+            left = [path for path in self.root.rglob(f"{TEMPORARY_PREFIX}*") if path.is_file() and path.stat().st_mtime < before]
+            for path in left:
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            raise _failure(error, TEMPORARY_PREFIX, self.url) from error
+        return len(left)
+
 
 @contextmanager
 def _temporary_file(target: Path, chunks: tuple[Chunk, ...]) -> Iterator[Path]:
