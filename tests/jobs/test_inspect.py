@@ -12,7 +12,7 @@ import pytest
 
 from tidemill.contracts import layout
 from tidemill.contracts.output import OutputManifest
-from tidemill.contracts.progress import DataloaderState, ProgressReport, SplitState
+from tidemill.contracts.progress import FILE_ROW_BITS, DataloaderState, ProgressReport, SplitState
 from tidemill.errors import NotFoundError
 from tidemill.jobs.inspect import Inspection, inspect
 from tidemill.lineage.deployments import deploy
@@ -92,6 +92,19 @@ def test_what_is_left_of_each_split_is_shown(tmp_path: Path) -> None:
     assert "parquet | a | 1,500 of 3,000 rows | 1,500 rows: 1,000 to 1,500, 2,000 to 3,000" in shown
     assert "parquet | b | 10 of 10 rows | nothing" in shown
     assert "2024-01-03 00:00:00 (1704240000.5)" in shown
+
+
+def test_files_of_a_streamed_folder_are_shown_by_their_names(tmp_path: Path) -> None:
+    files = {"a.parquet": [0, 9], "b.parquet": [1, 9], "c.parquet": [3, 9]}
+    fingerprint = {"num_splits": 1, "next": 4, "files": files}  # number 2 has left the folder
+    done = [(0, (1 << FILE_ROW_BITS) + 70), (2 << FILE_ROW_BITS, 3 << FILE_ROW_BITS)]
+    split = SplitState(kind="folder", split="/drop:0", intervals=done, fingerprint=fingerprint)
+    fresh = SplitState(kind="folder", split="/drop:1", intervals=[], fingerprint={"num_splits": 1})
+    state = DataloaderState(passes_completed=0, splits=[split, fresh], watermark=None)
+    (tmp_path / "dataloader_state.json").write_bytes(state.to_bytes())
+    shown = text(inspect(str(tmp_path / "dataloader_state.json")))
+    assert "/drop:0 | 2 files | b.parquet from row 70, c.parquet from row 0, what appears" in shown
+    assert "/drop:1 | 0 files | what appears" in shown
 
 
 @pytest.mark.parametrize("progress", [b'{"data_ts": 1704240000.0}', ProgressReport(data_ts=1704240000.0, step=3).to_bytes()])

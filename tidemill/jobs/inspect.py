@@ -14,10 +14,11 @@ from tidemill.contracts.checkpoint import CheckpointManifest, CheckpointPart
 from tidemill.contracts.files import FileEntry
 from tidemill.contracts.lineage import Deployment, LineageRecord, RunRecord, TermRecord
 from tidemill.contracts.output import OutputManifest
-from tidemill.contracts.progress import ROW_BITS, DataloaderState, ProgressReport, SplitState, read_progress
+from tidemill.contracts.progress import FILE_ROW_BITS, ROW_BITS, DataloaderState, ProgressReport, SplitState, read_progress
 from tidemill.contracts.release import CurrentHint, CutPart, ReleaseManifest
 from tidemill.contracts.serving import ServingStatus
 from tidemill.contracts.snapshot import SnapshotManifest
+from tidemill.data.intervals import IntervalSet
 from tidemill.errors import CorruptError, NotFoundError, TidemillError
 from tidemill.lineage.records import snapshot_digest
 from tidemill.storage.arrays import read_arrays
@@ -212,12 +213,27 @@ def _progress(state: SplitState) -> tuple[str, str]:
         done = [f"{_offset(start)} to {_offset(stop)}" for start, stop in state.intervals]
         left = f"from {_offset(state.intervals[0][1])}" if state.intervals else "all"
         return _some(done) or "nothing", left
+    if state.kind == "folder":
+        return _progress_of_folder(state)
     count = sum(stop - start for start, stop in state.intervals)
     if state.num_rows is None:
         return f"{count:,} positions: {_spans(state.intervals)}" if count else "nothing", "unbounded"
     gaps = _gaps(state.intervals, state.num_rows)
     missing = sum(stop - start for start, stop in gaps)
     return f"{count:,} of {state.num_rows:,} rows", f"{missing:,} rows: {_spans(gaps)}" if missing else "nothing"
+
+
+def _progress_of_folder(state: SplitState) -> tuple[str, str]:
+    """Which files a split of a streamed folder has read to their end, and which are begun or waiting."""
+    files = sorted((number, name) for name, (number, _) in state.fingerprint.get("files", {}).items())
+    done = IntervalSet.of(state.intervals)
+    begun = []
+    for number, name in files:
+        position = done.first_gap(number << FILE_ROW_BITS)
+        if position >> FILE_ROW_BITS == number:
+            begun.append(f"{name} from row {position & ((1 << FILE_ROW_BITS) - 1):,}")
+    finished = state.fingerprint.get("next", 0) - len(begun)
+    return f"{finished:,} files", _some([*begun, "what appears"])
 
 
 def _offset(position: int) -> str:

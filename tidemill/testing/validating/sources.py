@@ -21,7 +21,7 @@ def make_source(
     cls: Any = resolve("source", kind)
     if kind == "folder":
         path = fields.pop("path")
-        return cls(cls.Config.model_validate(fields), path, list(types), event_time_column=event_time_column)
+        return cls(cls.Config.model_validate(fields), path, types, event_time_column=event_time_column)
     if kind == "kafka":
         return cls(cls.Config.model_validate(fields), types, event_time_column=event_time_column, start_at=boundary)
     config = cls.Config.model_validate({**fields, "event_time_column": event_time_column})
