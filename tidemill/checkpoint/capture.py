@@ -37,7 +37,8 @@ class Capture:
 
     `full`: the tables hold all rows, not only those touched since the last committed checkpoint; the same on all ranks.
     `dense_files`: arrays by file ("dense", "dense_optimizer", ...), on rank 0 only, since all ranks hold the same.
-    `rank_state`: by owner, what `Stateful.state` gave; `shared_state`: JSON that is the same on all ranks.
+    `rank_state`: by owner, what `Stateful.state` gave; `shared_state`: JSON that is the same on all ranks. `blocked_s`: how long
+    training was held up for it.
     """
 
     step: int
@@ -49,6 +50,7 @@ class Capture:
     splits: list[SplitState]
     rank_state: dict[str, dict[str, Any]]
     shared_state: dict[str, Any]
+    blocked_s: float = 0.0
 
 
 class Staging:

@@ -175,8 +175,14 @@ class CheckpointManager:
             return
         self._settled = (job.number, True)
         if manifest is not None:
-            seconds = self._clock.monotonic() - started
-            logs.event("checkpoint.saved", step=step, term=self._writer.term, seconds=seconds, increments=manifest.increments)
+            logs.event(
+                "checkpoint.saved",
+                step=step,
+                term=self._writer.term,
+                seconds=self._clock.monotonic() - started,
+                blocked_s=job.capture.blocked_s,
+                increments=manifest.increments,
+            )
             self._tidy(layout.checkpoint_manifest(step, self._writer.term))
 
     def _tidy(self, newest: str) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tidemill import logs
 from tidemill.cadence import AtStart, EventTimeCrossing, EverySeconds, EverySteps, Stateful, SyncPoint, Trigger
@@ -66,30 +67,33 @@ class Saver:
 
     def save(self, point: SyncPoint) -> int:
         """Begin a checkpoint; its number."""
+        began = time.monotonic()
         self.feed.saving()
+        capture = self._capture(point)
+        return self.manager.save(replace(capture, blocked_s=time.monotonic() - began))
+
+    def _capture(self, point: SyncPoint) -> Capture:
         shards = self.learner.model.local_shards()
         full = self.manager.wants_full
         touched = self.touched.take_unsaved() if self.touched else {}
-        return self.manager.save(
-            Capture(
-                step=point.last_step,
-                examples=self.examples(),
-                watermark=point.watermark,
-                full=full,
-                tables=self.staging.copy(shards) if full else self.staging.copy_rows(shards, touched),
-                dense_files=self.learner.dense_files() if self.run.rank == 0 else {},
-                splits=self.feed.states(),
-                rank_state={
-                    RANDOM: random_state(self.run.runtime.device),
-                    **{name: owner.state() for name, owner in self.stateful.items()},
-                },
-                shared_state={
-                    "passes_completed": self.feed.progress.passes,
-                    "schedule": self.learner.step.state(),
-                    "served_dense": self.learner.served_file(self.run.config.export_config.use_dense_ema),
-                    "assignment": self.feed.base.to_json(),
-                },
-            )
+        return Capture(
+            step=point.last_step,
+            examples=self.examples(),
+            watermark=point.watermark,
+            full=full,
+            tables=self.staging.copy(shards) if full else self.staging.copy_rows(shards, touched),
+            dense_files=self.learner.dense_files() if self.run.rank == 0 else {},
+            splits=self.feed.states(),
+            rank_state={
+                RANDOM: random_state(self.run.runtime.device),
+                **{name: owner.state() for name, owner in self.stateful.items()},
+            },
+            shared_state={
+                "passes_completed": self.feed.progress.passes,
+                "schedule": self.learner.step.state(),
+                "served_dense": self.learner.served_file(self.run.config.export_config.use_dense_ema),
+                "assignment": self.feed.base.to_json(),
+            },
         )
 
 
