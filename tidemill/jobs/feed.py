@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tidemill.contracts.progress import SplitState
@@ -161,8 +162,8 @@ class DataFeed:
         return self.progress.to_states([self._loader.describe(split, done.get(split.id, NOTHING)) for split in self._splits])
 
     def positions(self) -> list[SplitState]:
-        """Progress of every split as this rank knows it."""
-        return self.progress.to_states(self._splits)
+        """Progress of every split as this rank knows it, and no more."""
+        return self.progress.to_states([replace(split, fingerprint={}) for split in self._splits])
 
     def saving(self) -> None:
         """A checkpoint of what is done now begins."""

@@ -232,7 +232,7 @@ def _progress_of_folder(state: SplitState) -> tuple[str, str]:
         position = done.first_gap(number << FILE_ROW_BITS)
         if position >> FILE_ROW_BITS == number:
             begun.append(f"{name} from row {position & ((1 << FILE_ROW_BITS) - 1):,}")
-    finished = state.fingerprint.get("next", 0) - len(begun)
+    finished = sum((stop >> FILE_ROW_BITS) - (start >> FILE_ROW_BITS) for start, stop in state.intervals)
     return f"{finished:,} files", _some([*begun, "what appears"])
 
 

@@ -22,7 +22,7 @@ from tidemill.config.base import Config
 from tidemill.data.intervals import IntervalSet
 from tidemill.data.source import Source, SplitReader
 from tidemill.data.sources.csv_scan import Scan, scan
-from tidemill.data.sources.file_rows import timed_rows
+from tidemill.data.sources.file_rows import Piece, cut, overlap, raw_batch, times_of
 from tidemill.data.sources.files import FileSet, FoundFile, Place, compare, in_parallel, reading
 from tidemill.data.split import RawBatch, Split, SplitId
 from tidemill.errors import ConfigError, DataError, SchemaError, SourceChangedError
@@ -327,16 +327,16 @@ class _FileReader(SplitReader):
         self._pieces = self._read(wanted)
 
     def read(self, timeout_s: float) -> RawBatch | None:
-        first, table = next(self._pieces, (0, None))
-        if table is None:
+        piece = next(self._pieces, None)
+        if piece is None:
             raise EOFError
-        return timed_rows(self._split.id, first, table, self._source.time_column)
+        return raw_batch(self._split.id, piece, times_of(piece.table, self._source.time_column, self._split.id.name))
 
     def close(self) -> None:
         self._text.close()
 
-    def _read(self, wanted: IntervalSet) -> Iterator[tuple[int, pa.Table]]:
-        """(number of the first row, rows) of what is wanted. Blocks without wanted rows are scanned only."""
+    def _read(self, wanted: IntervalSet) -> Iterator[Piece]:
+        """The wanted rows, in order. Blocks without wanted rows are scanned only."""
         if not wanted:
             return
         names, start = self._source.begin(self._text)
@@ -345,10 +345,9 @@ class _FileReader(SplitReader):
         row = mark.row
         for block in self._source.blocks(self._text, len(names), mark):
             row = block.first + block.rows
-            runs = (IntervalSet.of([(block.first, row)]) & wanted).intervals
+            runs = overlap(wanted, block.first, row)
             if runs:
-                table = self._source.parse(self._text.path, names, block)
-                yield from ((low, table.slice(low - block.first, high - low)) for low, high in runs)
+                yield cut(self._source.parse(self._text.path, names, block), block.first, runs)
             if row >= stop:
                 return
         raise SourceChangedError(f"{self._split.id}: it has {row} rows, {self._split.num_rows} when it was first read")

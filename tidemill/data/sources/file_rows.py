@@ -2,18 +2,51 @@
 
 from __future__ import annotations
 
+import bisect
+from dataclasses import dataclass
+
 import numpy as np
 import pyarrow as pa
 
 from tidemill.data.event_times import column_times
+from tidemill.data.intervals import IntervalSet
 from tidemill.data.split import RawBatch, Run, SplitId, largest
 
 
-def timed_rows(split: SplitId, first: int, table: pa.Table, time_column: str | None) -> RawBatch:
-    """Consecutive rows of a file from row number `first` on, with event times from a column of theirs."""
-    times = times_of(table, time_column, split.name)
-    run = Run(split, first, first + table.num_rows, table.num_rows, event_time=largest(times, 0, table.num_rows))
-    return RawBatch(table, (run,), times)
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some rows of a file, in order. `runs`: [start, stop) of their row numbers, which `table` holds and nothing else."""
+
+    runs: tuple[tuple[int, int], ...]
+    table: pa.Table
+
+
+def overlap(wanted: IntervalSet, first: int, stop: int) -> tuple[tuple[int, int], ...]:
+    """The intervals of [first, stop) that are wanted. Cheap for a set of many intervals, as a shuffled read leaves behind."""
+    begin = bisect.bisect_right(wanted.intervals, first, key=lambda interval: interval[1])
+    end = bisect.bisect_left(wanted.intervals, stop, key=lambda interval: interval[0])
+    return tuple((max(low, first), min(high, stop)) for low, high in wanted.intervals[begin:end])
+
+
+def cut(table: pa.Table, first: int, runs: tuple[tuple[int, int], ...]) -> Piece:
+    """The rows of a table, whose first has number `first`, that lie in some intervals of it."""
+    if len(runs) == 1:
+        [(low, high)] = runs
+        return Piece(runs, table.slice(low - first, high - low))
+    kept = np.zeros(table.num_rows, bool)
+    for low, high in runs:
+        kept[low - first : high - first] = True
+    return Piece(runs, table.filter(pa.array(kept)))
+
+
+def raw_batch(split: SplitId, piece: Piece, times: np.ndarray | None, *, shift: int = 0) -> RawBatch:
+    """Rows with their positions, which are row numbers plus `shift`. `times`: (n,) or None."""
+    runs, at = [], 0
+    for start, stop in piece.runs:
+        rows = stop - start
+        runs.append(Run(split, shift + start, shift + stop, rows, event_time=largest(times, at, at + rows)))
+        at += rows
+    return RawBatch(piece.table, tuple(runs), times)
 
 
 def times_of(table: pa.Table, time_column: str | None, path: str) -> np.ndarray | None:

@@ -11,7 +11,7 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, Protocol
 
@@ -24,12 +24,12 @@ from tidemill.data.intervals import IntervalSet
 from tidemill.data.messages.columns import Fitting
 from tidemill.data.messages.decoder import ColumnError, Columns
 from tidemill.data.source import Source, SplitReader
-from tidemill.data.sources.file_rows import times_of
+from tidemill.data.sources.file_rows import Piece, raw_batch, times_of
 from tidemill.data.sources.files import FoundFile, locate, reading
 from tidemill.data.sources.ipc import IpcRows
 from tidemill.data.sources.parquet import ParquetRows
 from tidemill.data.sources.taken import TakenFile, TakenFiles
-from tidemill.data.split import RawBatch, Run, Split, SplitId, largest
+from tidemill.data.split import RawBatch, Run, Split, SplitId
 from tidemill.errors import DataError, SchemaError, SourceChangedError, StorageError
 from tidemill.logs import log
 
@@ -44,8 +44,8 @@ class Rows(Protocol):
     num_rows: int
     schema: pa.Schema
 
-    def pieces(self, wanted: IntervalSet) -> Iterator[tuple[int, pa.Table]]:
-        """(number of the first row, rows) of what is wanted, in order."""
+    def pieces(self, wanted: IntervalSet) -> Iterator[Piece]:
+        """The wanted rows, in order."""
         ...
 
     def close(self) -> None: ...
@@ -156,7 +156,7 @@ class _OpenFile:
     split: SplitId
     file: TakenFile
     rows: Rows
-    pieces: Iterator[tuple[int, pa.Table]]
+    pieces: Iterator[Piece]
 
 
 class _FolderReader(SplitReader):
@@ -202,23 +202,25 @@ class _FolderReader(SplitReader):
     def _next_rows(self, opened: _OpenFile) -> RawBatch | None:
         """The next rows of the open file; None, and it is closed, if there are no more."""
         file, num_rows = opened.file, opened.rows.num_rows
-        first, table = next(opened.pieces, (num_rows, None))
-        if table is None or first + table.num_rows == num_rows:
+        piece = next(opened.pieces, None)
+        is_end = piece is None or piece.runs[-1][1] == num_rows
+        if is_end:
             opened.rows.close()
             self._open = None
-        if table is None:
+        if piece is None:
             if num_rows:
                 return None
             # Its positions are done with once a later row is trained.
             run = Run(opened.split, file.start, file.stop, 0, gap=file.stop - file.start)
             return RawBatch(self._fitting.empty(), (run,))
         path = self._source.path(file.name)
-        table = self._fit(table, path)
-        times = times_of(table, self._source.time_column, path)
+        piece = Piece(piece.runs, self._fit(piece.table, path))
+        raw = raw_batch(opened.split, piece, times_of(piece.table, self._source.time_column, path), shift=file.start)
+        if not is_end:
+            return raw
         # The file's last row is done with all positions up to the next file's.
-        stop = file.stop if self._open is None else file.start + first + table.num_rows
-        run = Run(opened.split, file.start + first, stop, table.num_rows, event_time=largest(times, 0, table.num_rows))
-        return RawBatch(table, (run,), times)
+        *runs, last = raw.runs
+        return replace(raw, runs=(*runs, replace(last, stop=file.stop)))
 
     def _open_next(self) -> bool:
         """Open what is to be read next; False if there is nothing."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from tidemill.data.intervals import IntervalSet
-from tidemill.data.sources.file_rows import plain
+from tidemill.data.sources.file_rows import Piece, cut, overlap, plain
 from tidemill.data.sources.files import Place, reading
 from tidemill.errors import DataError
 
@@ -32,14 +32,13 @@ class IpcRows:
             raise DataError(f"{path}: not an Arrow file ({error})") from None
         self.num_rows = sum(self._sizes)
 
-    def pieces(self, wanted: IntervalSet) -> Iterator[tuple[int, pa.Table]]:
-        """(number of the first row, rows) of what is wanted. Raises DataError for what can't be decoded."""
+    def pieces(self, wanted: IntervalSet) -> Iterator[Piece]:
+        """The wanted rows, in order. Raises DataError for what can't be decoded."""
         first = 0
         for index, size in enumerate(self._sizes):
-            runs = (IntervalSet.of([(first, first + size)]) & wanted).intervals
+            runs = overlap(wanted, first, first + size)
             if runs:
-                table = self._table(index)
-                yield from ((low, table.slice(low - first, high - low)) for low, high in runs)
+                yield cut(self._table(index), first, runs)
             first += size
 
     def close(self) -> None:

@@ -7,14 +7,13 @@ from collections.abc import Collection, Generator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tidemill.config.base import Config
 from tidemill.data.intervals import IntervalSet
 from tidemill.data.source import Source, SplitReader
-from tidemill.data.sources.file_rows import plain, plain_type, timed_rows
+from tidemill.data.sources.file_rows import Piece, cut, overlap, plain, plain_type, raw_batch, times_of
 from tidemill.data.sources.files import FileSet, FoundFile, Place, compare, in_parallel, reading
 from tidemill.data.split import RawBatch, Split, SplitId
 from tidemill.errors import DataError, SchemaError
@@ -123,8 +122,8 @@ class ParquetRows:
         self.num_rows: int = self._file.metadata.num_rows
         self.schema: pa.Schema = self._file.schema_arrow
 
-    def pieces(self, wanted: IntervalSet) -> Generator[tuple[int, pa.Table], None, None]:
-        """(number of the first row, rows), without reading row groups that hold none of the wanted rows.
+    def pieces(self, wanted: IntervalSet) -> Generator[Piece, None, None]:
+        """The wanted rows, in order, without reading row groups that hold none of them.
 
         Raises DataError for what can't be decoded.
         """
@@ -138,22 +137,25 @@ class ParquetRows:
         self._file.close()
         self._stream.close()
 
-    def _pieces(self, wanted: IntervalSet) -> Generator[tuple[int, pa.Table], None, None]:
-        sizes = [self._file.metadata.row_group(group).num_rows for group in range(self._file.metadata.num_row_groups)]
-        ends = np.cumsum(sizes, dtype=np.int64)
-        for start, stop in wanted:
-            first_group = int(np.searchsorted(ends, start, side="right"))
-            last_group = int(np.searchsorted(ends, stop, side="left"))
-            at = int(ends[first_group]) - sizes[first_group]
-            # One at a time: what is read ahead of a remote file is never more than one group.
-            for group in range(first_group, last_group + 1):
-                for batch in self._file.iter_batches(_ROWS_PER_READ, row_groups=[group], columns=self._columns):
-                    low, high = max(start - at, 0), min(stop - at, batch.num_rows)
-                    if low < high:
-                        yield at + low, plain(pa.Table.from_batches([batch.slice(low, high - low)]))
-                    at += batch.num_rows
-                    if at >= stop:
-                        break
+    def _pieces(self, wanted: IntervalSet) -> Generator[Piece, None, None]:
+        first = 0
+        # One group at a time: what is read ahead of a remote file is never more than that.
+        for group in range(self._file.metadata.num_row_groups):
+            stop = first + self._file.metadata.row_group(group).num_rows
+            here = overlap(wanted, first, stop)
+            if here:
+                yield from self._group(group, first, IntervalSet(here))
+            first = stop
+
+    def _group(self, group: int, first: int, wanted: IntervalSet) -> Generator[Piece, None, None]:
+        for batch in self._file.iter_batches(_ROWS_PER_READ, row_groups=[group], columns=self._columns):
+            runs = overlap(wanted, first, first + batch.num_rows)
+            if runs:
+                piece = cut(pa.Table.from_batches([batch]), first, runs)
+                yield Piece(piece.runs, plain(piece.table))
+            first += batch.num_rows
+            if first >= wanted.intervals[-1][1]:
+                return
 
 
 class _FileReader(SplitReader):
@@ -164,10 +166,10 @@ class _FileReader(SplitReader):
         self._pieces = rows.pieces(wanted)
 
     def read(self, timeout_s: float) -> RawBatch | None:
-        first, table = next(self._pieces, (0, None))
-        if table is None:
+        piece = next(self._pieces, None)
+        if piece is None:
             raise EOFError
-        return timed_rows(self._split, first, table, self._time_column)
+        return raw_batch(self._split, piece, times_of(piece.table, self._time_column, self._split.name))
 
     def close(self) -> None:
         self._pieces.close()
