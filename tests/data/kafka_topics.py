@@ -4,7 +4,9 @@ import itertools
 import json
 import time
 from collections.abc import Callable
+from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from confluent_kafka import Producer, TopicPartition
@@ -13,11 +15,13 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from tidemill.config.data import KafkaConfig
 from tidemill.contracts.progress import ROW_BITS
 from tidemill.data.assignment import owner
+from tidemill.data.intervals import IntervalSet
 from tidemill.data.loader import Loader
 from tidemill.data.progress import Progress, merge_states
 from tidemill.data.sources.kafka import KafkaSource
 from tidemill.data.split import SplitId
 from tidemill.jobs.feed import DataFeed
+from tidemill.testing.source_contract import SourceContract
 
 COLUMNS = {"event_id": pa.string(), "event_time": pa.float64()}
 DEADLINE_S = 20.0
@@ -36,8 +40,9 @@ def row(number):
     return {"event_id": f"e{number}", "event_time": 1000.0 + number}
 
 
-def produce(broker, topic, messages, *, partition=0, first_ms=1_000_000):
-    """Message i has the timestamp first_ms + 1000 * i."""
+def produce(broker, topic, messages, *, partition=0, first_ms=None):
+    """Message i has the timestamp first_ms + 1000 * i; 1,000 s unless the broker has another first one."""
+    first_ms = first_ms or getattr(broker, "first_ms", 1_000_000)
     producer = Producer({"bootstrap.servers": broker.bootstrap, "log_level": 0, "linger.ms": 1})
     for number, message in enumerate(messages):
         value = message if message is None or isinstance(message, bytes) else json.dumps(message)
@@ -167,3 +172,32 @@ def eventually(holds: Callable[[], bool]):
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+class KafkaContract(SourceContract):
+    """The contract of sources, on whatever `broker` is in the module that derives from it."""
+
+    @pytest.fixture(autouse=True)
+    def _broker(self, broker):
+        self.broker, self.topic = broker, None
+
+    def make(self, directory: Path) -> KafkaSource:
+        if self.topic is None:
+            self.topic = new_topic(self.broker, 3)
+            for partition, sizes in enumerate(([1] * 25, [3, 1, 10, 1, 1, 2], [])):
+                numbers = itertools.count(100 * partition)
+                messages = [[row(next(numbers)) for _ in range(size)] for size in sizes]
+                produce(self.broker, self.topic, [m[0] if len(m) == 1 else m for m in messages], partition=partition)
+        return source(self.broker, self.topic, event_time_column="event_time")
+
+    def num_rows(self) -> int:
+        return 43
+
+    def _left(self, directory, splits, assigned, progress) -> int:
+        sizes = {0: [1] * 25, 1: [3, 1, 10, 1, 1, 2], 2: []}
+        left = 0
+        for part in assigned:
+            rows = sizes[int(part.split.id.name.rpartition(":")[2])]
+            at = np.array([offset * MESSAGE + k for offset, size in enumerate(rows) for k in range(size)], np.int64)
+            left += int((~progress.done.get(part.split.id, IntervalSet()).holds(at)).sum())
+        return left

@@ -1,9 +1,7 @@
 """The Kafka source against the development broker."""
 
-import itertools
 import time
 from contextlib import closing
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +13,7 @@ from tests.data.kafka_topics import (
     COLUMNS,
     DEADLINE_S,
     MESSAGE,
+    KafkaContract,
     Run,
     count,
     delete_before,
@@ -27,41 +26,16 @@ from tests.data.kafka_topics import (
 )
 from tidemill.config.data import KafkaConfig
 from tidemill.data.assignment import plan
-from tidemill.data.intervals import IntervalSet
 from tidemill.data.progress import Progress, verify_splits
 from tidemill.data.sources.kafka import KafkaSource
 from tidemill.data.sources.kafka_runs import message_runs
 from tidemill.data.split import SplitId, positions
 from tidemill.errors import ConfigError, DataError, DeadlineError, SourceChangedError
 from tidemill.testing.broker import DevelopmentBroker
-from tidemill.testing.source_contract import SourceContract
 
 
-class TestContract(SourceContract):
-    @pytest.fixture(autouse=True)
-    def _broker(self, broker):
-        self.broker, self.topic = broker, None
-
-    def make(self, directory: Path) -> KafkaSource:
-        if self.topic is None:
-            self.topic = new_topic(self.broker, 3)
-            for partition, sizes in enumerate(([1] * 25, [3, 1, 10, 1, 1, 2], [])):
-                numbers = itertools.count(100 * partition)
-                messages = [[row(next(numbers)) for _ in range(size)] for size in sizes]
-                produce(self.broker, self.topic, [m[0] if len(m) == 1 else m for m in messages], partition=partition)
-        return source(self.broker, self.topic, event_time_column="event_time")
-
-    def num_rows(self) -> int:
-        return 43
-
-    def _left(self, directory, splits, assigned, progress) -> int:
-        sizes = {0: [1] * 25, 1: [3, 1, 10, 1, 1, 2], 2: []}
-        left = 0
-        for part in assigned:
-            rows = sizes[int(part.split.id.name.rpartition(":")[2])]
-            at = np.array([offset * MESSAGE + k for offset, size in enumerate(rows) for k in range(size)], np.int64)
-            left += int((~progress.done.get(part.split.id, IntervalSet()).holds(at)).sum())
-        return left
+class TestContract(KafkaContract):
+    pass
 
 
 def test_message_of_ten_rows_resumes_inside(broker, topic):
