@@ -53,6 +53,10 @@ class _Story:
         self.folder = folder / "trainer"
         self.kills = self.saves = self.disturbances = self.runs = 0
         self._fixed = {"batch_size": int(self.rng.choice([5, 16, 64])), "checkpoint_steps": int(self.rng.choice([2, 5, 11]))}
+        self.passes = 1
+        if self.scene.bounded:
+            self.passes = int(self.rng.choice([1, 1, 2]))
+            self._fixed |= {"num_passes": self.passes, "shuffle_rows": int(self.rng.choice([0, 0, 100, 1000]))}
 
     def spec(self) -> TrainerSpec:
         """What may differ from run to run does."""
@@ -60,6 +64,8 @@ class _Story:
             folder=str(self.folder),
             source=self.scene.source,
             threads=int(self.rng.integers(1, 4)),
+            reader_threads=int(self.rng.integers(1, 4)) if self.scene.bounded else 1,
+            in_order=bool(self.rng.random() < 0.7) if self.scene.bounded else True,
             steps_per_round=int(self.rng.choice([1, 1, 3])),
             # Slow enough that a bounded source outlasts a few runs.
             step_s=self._fixed["batch_size"] * float(self.rng.choice([0.0004, 0.0008] if self.scene.bounded else [0.0, 0.0001])),
@@ -119,7 +125,7 @@ class _Story:
             codes = run.wait(_WAIT_S)
         expected = 0 if self.scene.bounded else _INTERRUPTED
         assert set(codes) == {expected}, (codes, run.log.read_text()[-3000:])
-        return judge(storage, range(self.scene.num_ids))
+        return judge(storage, range(self.scene.num_ids), passes=self.passes)
 
 
 def play(seed: int, folder: Path, kind: str, broker: DevelopmentBroker | None, *, max_acts: int = 8) -> RowFigures:

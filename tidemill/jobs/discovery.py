@@ -5,22 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from tidemill.contracts.progress import SplitState
 from tidemill.data.source import Source
 from tidemill.data.split import Split, SplitId
-from tidemill.jobs.start import from_rank_zero
-
-if TYPE_CHECKING:
-    from tidemill.distributed.agreement import Agreement
+from tidemill.jobs.start import Sharing, from_rank_zero
 
 T = TypeVar("T")
 
 _POLL_S = 1.0
 
 
-def discover(source: Source, agreement: Agreement, rank: int, *, saved: Sequence[SplitState] = ()) -> list[Split]:
+def discover(source: Source, agreement: Sharing, rank: int, *, saved: Sequence[SplitState] = ()) -> list[Split]:
     """A source's splits as rank 0 finds them, so that all ranks divide the same ones. Collective.
 
     `saved`: what an earlier run says of them. Raises SourceChangedError, on every rank, if they aren't what they were then.
@@ -29,12 +26,12 @@ def discover(source: Source, agreement: Agreement, rank: int, *, saved: Sequence
     return share_splits(agreement, rank, lambda: source.resume(saved) if saved else source.discover())
 
 
-def share_splits(agreement: Agreement, rank: int, find: Callable[[], Sequence[Split]]) -> list[Split]:
+def share_splits(agreement: Sharing, rank: int, find: Callable[[], Sequence[Split]]) -> list[Split]:
     """The splits that `find` gives on rank 0, or its error, on every rank. Collective."""
     return [_from_json(value) for value in _patiently(agreement, rank, lambda: [_to_json(split) for split in find()])]
 
 
-def _patiently(agreement: Agreement, rank: int, compute: Callable[[], T]) -> T:
+def _patiently(agreement: Sharing, rank: int, compute: Callable[[], T]) -> T:
     """What `compute` gives on rank 0, or its error, on every rank, however long it takes: sessions of a table may take minutes,
     and the other ranks' collectives would time out."""
     with ThreadPoolExecutor(1, "discover") as pool:

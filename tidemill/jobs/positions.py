@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tidemill.contracts.progress import DataloaderState, SplitState
 from tidemill.data.assignment import AssignmentBase
@@ -12,10 +11,8 @@ from tidemill.data.progress import Progress, is_complete
 from tidemill.data.source import Source
 from tidemill.data.split import Split, SplitId
 from tidemill.jobs.discovery import discover, share_splits
+from tidemill.jobs.start import Sharing
 from tidemill.logs import log
-
-if TYPE_CHECKING:
-    from tidemill.distributed.agreement import Agreement
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +32,7 @@ class Positions:
     base: AssignmentBase | None
 
 
-def find_positions(source: Source, agreement: Agreement, rank: int, saved: Saved | None, *, num_passes: int | None) -> Positions:
+def find_positions(source: Source, agreement: Sharing, rank: int, saved: Saved | None, *, num_passes: int | None) -> Positions:
     """Discover what is to be read, or resume what was. Collective; raises on every rank what rank 0 finds.
 
     A run that had made all its passes is over, unless the input names splits that it hasn't read (the next day's partitions): then
@@ -94,7 +91,7 @@ def _id(state: SplitState) -> SplitId:
     return SplitId(state.kind, state.split)
 
 
-def renew(source: Source, agreement: Agreement, rank: int) -> Callable[[Sequence[Split]], list[Split]]:
+def renew(source: Source, agreement: Sharing, rank: int) -> Callable[[Sequence[Split]], list[Split]]:
     """How a pass after the first gets its splits: as rank 0 renews them. Collective when called."""
 
     def again(splits: Sequence[Split]) -> list[Split]:

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from tidemill import errors
 from tidemill.checkpoint.discovery import latest_checkpoint
@@ -21,9 +21,6 @@ from tidemill.lineage.terms import Writer, open_term
 from tidemill.storage.base import Storage
 from tidemill.storage.commit import probe_exclusive_create
 from tidemill.storage.open import open_storage
-
-if TYPE_CHECKING:
-    from tidemill.distributed.agreement import Agreement
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +47,13 @@ class Start:
         return ParentCheckpoint(url=self.parent_storage.url, step=self.parent.step, digest=digest, examples=self.parent.examples)
 
 
-def from_rank_zero(agreement: Agreement, rank: int, compute: Callable[[], Any]) -> Any:
+class Sharing(Protocol):
+    """What hands a value of rank 0 to every rank (`distributed.agreement.Agreement`)."""
+
+    def share(self, value: Any) -> Any: ...
+
+
+def from_rank_zero(agreement: Sharing, rank: int, compute: Callable[[], Any]) -> Any:
     """What `compute` gives on rank 0 (JSON), on every rank; an error of it is raised on every rank. Collective."""
     answer: dict[str, Any] = {}
     if rank == 0:
@@ -66,7 +69,7 @@ def from_rank_zero(agreement: Agreement, rank: int, compute: Callable[[], Any]) 
 
 def start_run(
     storage: Storage,
-    agreement: Agreement,
+    agreement: Sharing,
     resources: ExitStack,
     *,
     rank: int,

@@ -16,7 +16,7 @@ from tidemill.testing.validating.trainer import MODEL
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of the ids that should have been trained once each.
+    """What became of the ids that should have been trained once in each pass.
 
     `model_rows`, `model_sum`: what the newest checkpoint's model has counted; they must be those of the ids trained.
     """
@@ -33,8 +33,11 @@ class Verdict:
         return self.trained_once == self.ids and not self.unlisted and self.model_is_equal
 
 
-def judge(storage: Storage, expected: Iterable[int]) -> Verdict:
-    """Compare the surviving line of a folder, up to its newest checkpoint, with the ids that must have been trained."""
+def judge(storage: Storage, expected: Iterable[int], *, passes: int = 1) -> Verdict:
+    """Compare the surviving line of a folder, up to its newest checkpoint, with the ids that must have been trained.
+
+    `passes`: how often each.
+    """
     counts = Counter(trained_ids(storage))
     wanted = set(expected)
     _, manifest = read_checkpoint(storage)
@@ -43,9 +46,9 @@ def judge(storage: Storage, expected: Iterable[int]) -> Verdict:
     total = sum(int(state["sum"]) for state in states) % 2**64
     return Verdict(
         ids=len(wanted),
-        trained_once=sum(counts[one] == 1 for one in wanted),
-        lost=tuple(sorted(one for one in wanted if not counts[one])),
-        doubled=tuple(sorted(one for one in wanted if counts[one] > 1)),
+        trained_once=sum(counts[one] == passes for one in wanted),
+        lost=tuple(sorted(one for one in wanted if counts[one] < passes)),
+        doubled=tuple(sorted(one for one in wanted if counts[one] > passes)),
         unlisted=tuple(sorted(set(counts) - wanted)),
         model_is_equal=rows == counts.total() and total == sum(one * n for one, n in counts.items()) % 2**64,
     )

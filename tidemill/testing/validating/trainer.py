@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -30,14 +30,14 @@ from tidemill.clock import EventTime
 from tidemill.config.base import Config
 from tidemill.contracts import layout
 from tidemill.contracts.lineage import RunKind
-from tidemill.data.assignment import Assigned, AssignmentBase
-from tidemill.data.loader import Loader
-from tidemill.data.progress import Progress
+from tidemill.data.assignment import Assigned, AssignmentBase, owner
+from tidemill.data.loader import Loader, ReadPlan
+from tidemill.data.shuffle import Shuffle
 from tidemill.data.source import Source
 from tidemill.data.split import Delivery, Provenance
 from tidemill.errors import TidemillError
-from tidemill.jobs.discovery import discover
 from tidemill.jobs.feed import DataFeed
+from tidemill.jobs.positions import Saved, find_positions, renew
 from tidemill.jobs.signals import StopSignals
 from tidemill.jobs.start import from_rank_zero, start_run
 from tidemill.lineage.records import RunRecorder, RunStart
@@ -65,6 +65,10 @@ class TrainerSpec(Config):
     event_time_column: str | None = None
     batch_size: int = 16
     threads: int = 1
+    reader_threads: int = 1
+    in_order: bool = True
+    shuffle_rows: int = 0
+    """Rows of a block within which rows are shuffled; 0: as they lie. Not to change while a pass is under way."""
     steps_per_round: int = 1
     checkpoint_steps: int = 5
     num_passes: int | None = 1
@@ -192,6 +196,9 @@ class ValidatingTrainer:
         self._manager = CheckpointManager(storage, start.writer, tables=[], keep=2, part_timeout_s=spec.timeout_s)
         resources.callback(self._manager.abort)
         self._recorder = self._record()
+        # What a feed that is being opened asks for: the passes that the checkpoint has behind it.
+        passes = read_dataloader_state(storage, own).passes_completed if own else 0
+        self._passes: Callable[[], int] = lambda: passes
         self._feed = self._open_feed()
         self.loop = self._open_loop()
 
@@ -214,26 +221,34 @@ class ValidatingTrainer:
         return opened[0] if opened else None
 
     def _open_feed(self) -> DataFeed:
-        spec, own = self._spec, self._start.own
+        spec, own, writer = self._spec, self._start.own, self._writer
         source = make_source(spec.source, spec.columns, event_time_column=spec.event_time_column, boundary=spec.boundary)
         self._resources.callback(source.close)
-        saved = read_dataloader_state(self._storage, own) if own else None
+        saved = None
+        if own:
+            base = AssignmentBase.from_json(own.state["assignment"])
+            saved = Saved(read_dataloader_state(self._storage, own), base)
+        positions = find_positions(source, self._agreement, writer.rank, saved, num_passes=spec.num_passes)
         feed = DataFeed(
-            discover(source, self._agreement, self._writer.rank, saved=saved.splits if saved else ()),
+            positions.splits,
             lambda assigned: self._loader(source, assigned),
-            rank=self._writer.rank,
-            world_size=self._writer.world_size,
-            progress=Progress.from_states(saved.splits, passes=saved.passes_completed) if saved else Progress(),
-            base=AssignmentBase.from_json(own.state["assignment"]) if own else None,
+            rank=writer.rank,
+            world_size=writer.world_size,
+            progress=positions.progress,
+            base=positions.base,
             watermark=own.watermark if own else None,
             num_passes=spec.num_passes,
+            order=lambda splits, passes: self._shuffle(passes).splits(splits) if spec.shuffle_rows else splits,
+            commit=source.commit,
+            renew=renew(source, self._agreement, writer.rank),
             patience_s=spec.timeout_s / 4,
         )
+        self._passes = lambda: feed.progress.passes
         self._resources.callback(feed.close)
         return feed
 
-    def _loader(self, source: Source, assigned: list[Assigned]) -> Loader[Ids]:
-        spec = self._spec
+    def _loader(self, source: Source, assigned: list[Assigned]) -> Loader[Any]:
+        spec, writer = self._spec, self._writer
         return Loader(
             source,
             assigned,
@@ -243,7 +258,12 @@ class ValidatingTrainer:
             idle_timeout_s=spec.idle_timeout_s,
             threads=spec.threads,
             drop_before=spec.boundary,
+            mine=lambda split: owner(split, writer.world_size) == writer.rank,
+            reading=ReadPlan(spec.reader_threads, self._shuffle(self._passes()) if spec.shuffle_rows else None, spec.in_order),
         )
+
+    def _shuffle(self, passes: int) -> Shuffle:
+        return Shuffle(0, passes, self._spec.shuffle_rows)
 
     def _open_loop(self) -> TrainingLoop:
         spec, own = self._spec, self._start.own
