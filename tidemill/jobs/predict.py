@@ -20,7 +20,7 @@ from tidemill.data.assignment import assign
 from tidemill.data.loader import Loader
 from tidemill.data.split import Split
 from tidemill.distributed.agreement import Agreement
-from tidemill.distributed.runtime import start_runtime
+from tidemill.distributed.runtime import Runtime, start_runtime
 from tidemill.errors import ConfigError, DataError
 from tidemill.jobs import pipeline
 from tidemill.jobs.addresses import input_kind, make_output, output_kind
@@ -75,18 +75,20 @@ def predict(request: PredictRequest) -> OutputManifest | None:
         runtime = start_runtime(settings.timeout_s, num_threads=settings.threads)
         resources.callback(runtime.close)
         logs.set_up(rank=runtime.rank)
-        manifest = _predict(request, config, Ranks(runtime, Agreement(runtime)), resources)
+        manifest = _predict(request, config, runtime, resources)
     return manifest if runtime.rank == 0 else None
 
 
-def _predict(request: PredictRequest, config: PipelineConfig | None, ranks: Ranks, resources: ExitStack) -> OutputManifest:
+def _predict(request: PredictRequest, config: PipelineConfig | None, runtime: Runtime, resources: ExitStack) -> OutputManifest:
+    agreement = Agreement(runtime)
+    ranks = Ranks(runtime.rank, runtime.world_size, agreement)
     kind = input_kind(request.input_path, request.dataset_type)
     rows = input_of(kind)
     target = output_kind(request.output_path, request.writer_type)
     scorer: Scorer[Any] = (
         ServedScorer(request.scripted_model or "", ranks, request.batch_rows)
         if config is None
-        else TrainedScorer(config, ranks, request.checkpoint, request.batch_rows)
+        else TrainedScorer(config, ranks, runtime, request.checkpoint, request.batch_rows)
     )
     output = make_output(
         target, request.output_path, overwrite=request.overwrite, settings=_settings(request, target, scorer.config)
@@ -96,7 +98,7 @@ def _predict(request: PredictRequest, config: PipelineConfig | None, ranks: Rank
     reserved = lead(ranks, lambda: _reserved(request, needed, rows.columns(address))) if request.reserved else []
     source = rows.source(address, list(dict.fromkeys([*needed, *reserved])))
     resources.callback(source.close)
-    splits = discover(source, ranks.agreement, ranks.rank)
+    splits = discover(source, agreement, ranks.rank)
     # Registered first, so that it happens last: what still writes has ended by then.
     resources.callback(output.abort)
     loader: Loader[Rows[Any]] = Loader(

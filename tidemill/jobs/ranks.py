@@ -3,36 +3,33 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import orjson
 
 from tidemill import errors
-from tidemill.distributed.agreement import Agreement
-from tidemill.distributed.runtime import Runtime
-from tidemill.errors import TidemillError
+from tidemill.errors import PeerLostError, TidemillError
 
 _TICK_S = 0.5
 """How often ranks tell each other that they are still at work; far below the time that a collective may take."""
+
+
+class Agreement(Protocol):
+    """What ranks need in order to talk: `distributed.agreement.Agreement`."""
+
+    def collect(self, arrays: Mapping[str, np.ndarray]) -> list[dict[str, np.ndarray]]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
     """This rank among its peers."""
 
-    runtime: Runtime
+    rank: int
+    world_size: int
     agreement: Agreement
-
-    @property
-    def rank(self) -> int:
-        return self.runtime.rank
-
-    @property
-    def world_size(self) -> int:
-        return self.runtime.world_size
 
 
 def exchange(ranks: Ranks, value: Any) -> list[Any]:
@@ -45,12 +42,16 @@ def together(ranks: Ranks, work: Callable[[], Any]) -> list[Any]:
     """What `work` gives (JSON) on every rank, in rank order. Collective; ranks that are done wait for the others, however long.
 
     The work runs on a thread of its own and must end by itself. An error of one rank is raised on every rank, once its own work
-    has ended.
+    has ended; so is PeerLostError.
     """
     job = _Job(work)
     while True:
         job.wait(_TICK_S)
-        answers = exchange(ranks, job.answer())
+        try:
+            answers = exchange(ranks, job.answer())
+        except PeerLostError:
+            job.wait(threading.TIMEOUT_MAX)
+            raise
         if any("error" in answer for answer in answers):
             job.wait(threading.TIMEOUT_MAX)
             raise_failure(answers, ranks.rank, job.error)

@@ -13,6 +13,7 @@ from tidemill.checkpoint.leases import held_checkpoint
 from tidemill.config.load import load_pipeline
 from tidemill.config.pipeline import PipelineConfig
 from tidemill.contracts.checkpoint import CheckpointManifest
+from tidemill.distributed.runtime import Runtime
 from tidemill.features.batch import Batch
 from tidemill.features.feature_set import FeatureSet
 from tidemill.jobs import pipeline
@@ -75,14 +76,16 @@ class ServedScorer:
 class TrainedScorer:
     """A checkpoint; its tables are spread over the ranks. Collective: rank 0 chooses the checkpoint."""
 
-    def __init__(self, config: PipelineConfig, ranks: Ranks, checkpoint: str | None, batch_rows: int | None) -> None:
+    def __init__(
+        self, config: PipelineConfig, ranks: Ranks, runtime: Runtime, checkpoint: str | None, batch_rows: int | None
+    ) -> None:
         folder, step = checkpoint_path(checkpoint or config.model_dir)
         storage = open_storage(folder)
         self.features = pipeline.feature_set(config)
         with ExitStack() as held:
             key = lead(ranks, lambda: held.enter_context(held_checkpoint(storage, step))[0])
             manifest = CheckpointManifest.parse(storage.read(key), where=f"{storage.url}/{key}")
-            self._model: TrainStep = restored_step(config, self.features, ranks.runtime, storage, manifest)
+            self._model: TrainStep = restored_step(config, self.features, runtime, storage, manifest)
             # All ranks have read it: only now may it go.
             together(ranks, lambda: None)
         self.name = f"{storage.url}, step {manifest.step}"

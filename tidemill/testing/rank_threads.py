@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -70,7 +70,7 @@ class ThreadPending:
 
 
 class ThreadAgreement:
-    """One rank's agreement (`training.loop.Agreement`); reports travel as arrays, as they do between processes."""
+    """One rank's agreement (`training.loop.Agreement`, `jobs.ranks.Agreement`); reports travel as arrays, as between processes."""
 
     def __init__(self, group: ThreadGroup, rank: int) -> None:
         self._group = group
@@ -79,6 +79,10 @@ class ThreadAgreement:
     def issue(self, report: RankReport) -> ThreadPending:
         array: np.ndarray = report.to_array()
         return ThreadPending(self._group, self._group.give("reports", self._rank, array))
+
+    def collect(self, arrays: Mapping[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
+        """Every rank's named arrays, in rank order."""
+        return self._group.gather("arrays", self._rank, {name: array.copy() for name, array in arrays.items()})
 
     def share(self, value: Any) -> Any:
         """Rank 0's JSON value, on every rank; what the others pass is ignored. Collective."""
