@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from tidemill.config.tree import did_you_mean
-from tidemill.errors import ConfigError
+from tidemill.errors import CheckpointError, ConfigError
 
 Shape = tuple[int, ...]
 
@@ -45,7 +45,7 @@ class Coverage:
 def cover(wanted: Shapes, saved: Shapes, renamed: Mapping[str, str]) -> Coverage:
     """What a model can take of a checkpoint. `renamed`: the model's name -> the checkpoint's; others keep their name. Pure.
 
-    Raises ConfigError for a renamed parameter that the model, or the checkpoint, doesn't have.
+    Raises ConfigError for a renamed parameter that the model, or the checkpoint, doesn't have, CheckpointError if nothing fits.
     """
     _require_known(renamed.keys(), {*wanted.tables, *wanted.dense}, "the model")
     _require_known(renamed.values(), {*saved.tables, *saved.dense}, "the checkpoint")
@@ -65,9 +65,14 @@ def cover(wanted: Shapes, saved: Shapes, renamed: Mapping[str, str]) -> Coverage
         ]
         unused += [name for name in checkpoint if name not in sources.values()]
     tables, dense = taken
+    if not tables and not dense:
+        raise CheckpointError(
+            f"the checkpoint has none of the model's {len(wanted.tables) + len(wanted.dense)} parameters, at least of their shapes;"
+            " is it another model's? train_config.fine_tune_ckpt_param_map maps names"
+        )
     held = sum(math.prod(wanted.tables[name]) for name in tables) + sum(math.prod(wanted.dense[name]) for name in dense)
     total = sum(math.prod(shape) for shape in (*wanted.tables.values(), *wanted.dense.values()))
-    return Coverage(tables, dense, tuple(missing), tuple(unfit), tuple(unused), held / total if total else 1.0)
+    return Coverage(tables, dense, tuple(missing), tuple(unfit), tuple(unused), held / total)
 
 
 def parse_parameter_map(text: str, *, where: str) -> dict[str, str]:

@@ -34,6 +34,8 @@ def _limits(config: PipelineConfig) -> Found:
     if (train.num_steps is None) == (train.num_epochs is None):
         given = "neither is given" if train.num_steps is None else "both are given"
         yield ("train_config",), f"give num_steps or num_epochs, and not both; {given}"
+    if train.fine_tune_ckpt_param_map and not train.fine_tune_checkpoint:
+        yield ("train_config", "fine_tune_ckpt_param_map"), "needs fine_tune_checkpoint, whose parameters it maps"
 
 
 def _source(config: PipelineConfig) -> Found:

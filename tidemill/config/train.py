@@ -166,9 +166,11 @@ class TrainConfig(Config):
     save_checkpoints_steps: Unsigned = 1000
     """Steps from one checkpoint to the next (0: none)."""
     fine_tune_checkpoint: str = ""
-    """Checkpoint to start from, or a folder with checkpoints, whose newest is taken."""
-    fine_tune_ckpt_param_map: str = later("")
-    """File with `new name TAB old name` lines."""
+    """Checkpoint to start from, or a folder with checkpoints, whose newest is taken. Parameters are matched by name and shape;
+    those that aren't there begin anew, and are named in the log. Its positions aren't taken."""
+    fine_tune_ckpt_param_map: str = ""
+    """File with `new name TAB old name` lines, for tables and dense parameters that are called otherwise in
+    fine_tune_checkpoint."""
     log_step_count_steps: Positive = 100
     """Steps from one log line to the next, and from one hand-over check to the next."""
     is_profiling: bool = later(False)

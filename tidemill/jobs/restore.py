@@ -18,6 +18,7 @@ from tidemill.contracts.checkpoint import CheckpointManifest
 from tidemill.data.assignment import AssignmentBase
 from tidemill.data.source import Source
 from tidemill.errors import ConfigError
+from tidemill.jobs.fine_tune import start_from
 from tidemill.jobs.learner import Learner
 from tidemill.jobs.positions import Saved
 from tidemill.jobs.run import Run
@@ -48,6 +49,7 @@ class Restored:
 def restore(run: Run, learner: Learner) -> Restored:
     """Weights, optimizers, schedules and examples from the own checkpoint or the parent; the rest from the own one only.
 
+    Of a parent whatever fits is taken, see `start_from`; but a stream's releases build on its parent's very weights.
     Collective. Raises CheckpointError if the model doesn't fit, ConfigError if the line can't go on under this config.
     """
     own, parent = run.start.own, run.start.parent
@@ -56,8 +58,11 @@ def restore(run: Run, learner: Learner) -> Restored:
         learner.restore(run.storage, own)
         return _restore_own(run, own)
     if parent is not None and run.start.parent_storage is not None:
-        learner.restore(run.start.parent_storage, parent)
-        log.info("continuing from %s, step %d", run.start.parent_storage.url, parent.step)
+        if run.start.snapshot is not None:
+            learner.restore(run.start.parent_storage, parent)
+            log.info("continuing from %s, step %d", run.start.parent_storage.url, parent.step)
+        else:
+            start_from(learner, run.start.parent_storage, parent, run.config.train_config)
         return Restored(examples=float(parent.examples))
     return Restored()
 
