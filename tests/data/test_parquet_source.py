@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tidemill.data.assignment import plan
 from tidemill.data.intervals import IntervalSet
 from tidemill.data.sources.parquet import ParquetConfig, ParquetSource
 from tidemill.errors import DataError, SchemaError, SourceChangedError
@@ -155,6 +156,59 @@ def test_file_that_vanished_is_named(tmp_path):
     (tmp_path / "a.parquet").unlink()
     with pytest.raises(SourceChangedError, match=r"a\.parquet: the file is gone"):
         made.open(split, None, IntervalSet())
+
+
+LISTS = pa.list_(pa.int64())
+
+
+@pytest.mark.parametrize(
+    ("column", "read_as"),
+    [
+        (pa.array(["a", None, "a"]).dictionary_encode(), pa.string()),
+        (pa.array(["a", None, "b"], pa.large_string()), pa.string()),
+        (pa.array(["a", None, "b"], pa.string_view()), pa.string()),
+        (pa.array([[1, 2], None, []], pa.large_list(pa.int64())), LISTS),
+        (pa.array([[1, 2], None, [3, 4]], pa.list_(pa.int64(), 2)), LISTS),
+        (pa.array([["a"], None, ["b", None]], pa.large_list(pa.large_string())), pa.list_(pa.string())),
+        (pa.array([[[1], []], None, [[2, 3]]], pa.list_(LISTS)), pa.list_(LISTS)),
+        (pa.array([{"a": 1.5}, None, {}], pa.map_(pa.large_string(), pa.float64())), pa.map_(pa.string(), pa.float64())),
+        (pa.array([{"x": 1}, None, {"x": 2}]), pa.struct({"x": pa.int64()})),
+    ],
+)
+def test_nested_large_and_dictionary_types_are_read_alike(tmp_path, column, read_as):
+    pq.write_table(pa.table({"x": column}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"x": column.cast(read_as)}), tmp_path / "b.parquet")
+    pq.write_table(pa.table({"x": pa.nulls(2)}), tmp_path / "c.parquet")
+    made = source(tmp_path / "*.parquet", columns=["x"])
+    tables = [batch.table for split in made.discover() for batch in read(made, split)]
+    assert [table.schema.field("x").type for table in tables] == [read_as] * 3
+    assert pa.concat_tables(tables)["x"].to_pylist() == [*column.to_pylist(), *column.to_pylist(), None, None]
+
+
+def test_a_shuffled_rest_is_read_in_one_go(tmp_path, monkeypatch):
+    write(tmp_path / "a.parquet", 0, 5000, row_group_size=1000)
+    made = source(tmp_path / "a.parquet", columns=["value"])
+    [split] = made.discover()
+    wanted = IntervalSet.of((row, row + 1) for row in range(0, 5000, 3) if not 2000 <= row < 3000)
+    batches = read(made, split, wanted)
+    assert [value for batch in batches for value in batch.table["value"].to_pylist()] == [start for start, _ in wanted]
+    assert [(run.start, run.stop) for batch in batches for run in batch.runs] == list(wanted)
+    assert len(batches) == 4
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 7])
+def test_all_ranks_take_the_same_number_of_steps(tmp_path, ranks):
+    """DCL 9.10: files and row groups of any size, rows dealt to within one."""
+    for name, rows in (("a", 1), ("b", 97), ("c", 0), ("d", 40)):
+        write(tmp_path / f"{name}.parquet", 0, rows, row_group_size=13)
+    made = source(tmp_path / "*.parquet", columns=["value"])
+    splits = made.discover()
+    counts = []
+    for rank in range(ranks):
+        _, assigned = plan(splits, None, {}, ranks, rank)
+        counts.append(sum(batch.num_rows for part in assigned for batch in read(made, part.split, part.remaining)))
+    assert sum(counts) == 138
+    assert max(counts) - min(counts) <= 1
 
 
 def test_reads_behind_urls(tmp_path):

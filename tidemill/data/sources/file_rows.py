@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,9 +57,11 @@ def times_of(table: pa.Table, time_column: str | None, path: str) -> np.ndarray 
     return column_times(table.column(time_column), where=f"{path}: column {time_column!r}")
 
 
-def plain(table: pa.Table) -> pa.Table:
-    """Rows with each column's plain type. Raises ArrowInvalid for text that is too much for it (2 GiB in one piece)."""
-    schema = pa.schema([pa.field(field.name, plain_type(field.type), field.nullable) for field in table.schema])
+def plain(table: pa.Table, types: Mapping[str, pa.DataType] | None = None) -> pa.Table:
+    """Rows with each column's plain type, or the one that `types` names. Raises ArrowInvalid for text that is too much for it
+    (2 GiB in one piece)."""
+    types = types or {}
+    schema = pa.schema([pa.field(field.name, types.get(field.name) or plain_type(field.type)) for field in table.schema])
     return table if schema.equals(table.schema) else table.cast(schema)
 
 

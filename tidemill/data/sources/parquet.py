@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Generator
+from collections.abc import Collection, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,14 +62,16 @@ class ParquetSource(Source):
         self._columns = None if columns is None else list(columns)
         if self._columns is not None and config.event_time_column and config.event_time_column not in self._columns:
             self._columns.append(config.event_time_column)
+        self._types: dict[str, pa.DataType | None] = {}
 
     def discover(self) -> list[Split]:
         """All files. Raises DataError if a pattern matches none, SchemaError for a column that is missing or whose type differs
         between files."""
         files = self._files.find()
         footers = in_parallel(lambda file: read_footer(self._files.place(file.path), file), files)
+        known: dict[str, tuple[pa.DataType, str]] = {}
         for file, footer in zip(files, footers, strict=True):
-            self._check_schema(file.path, footer.schema, files[0].path, footers[0].schema)
+            self._check_schema(file.path, footer.schema, known)
         return [
             Split(SplitId(self.kind, file.path), footer.rows, footer.fingerprint(file))
             for file, footer in zip(files, footers, strict=True)
@@ -85,9 +87,12 @@ class ParquetSource(Source):
         file = place.stat(split.id.name)
         footer = read_footer(place, file)
         compare(split.id, split.fingerprint, footer.fingerprint(file), _SAME)
-        self._check_schema(file.path, footer.schema, file.path, footer.schema)
+        self._check_schema(file.path, footer.schema, {})
         wanted = IntervalSet.of([(0, footer.rows)]) if remaining is None else remaining
-        return _FileReader(split.id, ParquetRows(place, file.path, self._needed(footer.schema)), wanted, self._time_column)
+        names = self._needed(footer.schema)
+        empty = [name for name in names if pa.types.is_null(footer.schema.field(name).type)]
+        types = {name: kind for name in empty if (kind := self._type_elsewhere(name)) is not None}
+        return _FileReader(split.id, ParquetRows(place, file.path, names, types), wanted, self._time_column)
 
     def verify(self, split: Split, fingerprint: dict[str, Any]) -> None:
         compare(split.id, fingerprint, split.fingerprint, _SAME)
@@ -95,21 +100,39 @@ class ParquetSource(Source):
     def _needed(self, schema: pa.Schema) -> list[str]:
         return schema.names if self._columns is None else self._columns
 
-    def _check_schema(self, path: str, schema: pa.Schema, first_path: str, first: pa.Schema) -> None:
-        for name in self._needed(first):
+    def _check_schema(self, path: str, schema: pa.Schema, known: dict[str, tuple[pa.DataType, str]]) -> None:
+        """Compare a file's columns with those of the files before it, and add them. One that holds nothing but nulls may have no
+        type of its own."""
+        for name in self._needed(schema):
             if name not in schema.names:
                 raise SchemaError(f"{path}: no column {name!r}; it has {', '.join(schema.names)}")
-            if name in first.names and plain_type(schema.field(name).type) != plain_type(first.field(name).type):
-                types = f"{schema.field(name).type}, but {first.field(name).type} in {first_path}"
+            found = schema.field(name).type
+            if pa.types.is_null(found):
+                continue
+            first, first_path = known.setdefault(name, (found, path))
+            if plain_type(found) != plain_type(first):
+                types = f"{found}, but {first} in {first_path}"
                 raise SchemaError(f"{path}: column {name!r} is {types}; all files must agree")
+
+    def _type_elsewhere(self, name: str) -> pa.DataType | None:
+        """The type that a column has in the first file in which it has one."""
+        if name not in self._types:
+            self._types[name] = None
+            for file in self._files.find():
+                schema = read_footer(self._files.place(file.path), file).schema
+                if name in schema.names and not pa.types.is_null(schema.field(name).type):
+                    self._types[name] = plain_type(schema.field(name).type)
+                    break
+        return self._types[name]
 
 
 class ParquetRows:
     """An open file. Raises DataError if it isn't Parquet's. Rows come as plain types: text isn't large, values aren't encoded by a
-    dictionary."""
+    dictionary. `types`: of columns that are read as another type than their own."""
 
-    def __init__(self, place: Place, path: str, columns: list[str]) -> None:
+    def __init__(self, place: Place, path: str, columns: list[str], types: Mapping[str, pa.DataType] | None = None) -> None:
         self._path = path
+        self._types = types or {}
         self._columns = columns
         self._stream = place.open(path, mapped=True)
         # Memory maps need no read-ahead; remote column chunks are better fetched in few large requests.
@@ -152,7 +175,7 @@ class ParquetRows:
             runs = overlap(wanted, first, first + batch.num_rows)
             if runs:
                 piece = cut(pa.Table.from_batches([batch]), first, runs)
-                yield Piece(piece.runs, plain(piece.table))
+                yield Piece(piece.runs, plain(piece.table, self._types))
             first += batch.num_rows
             if first >= wanted.intervals[-1][1]:
                 return
