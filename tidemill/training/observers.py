@@ -50,12 +50,7 @@ class StepLog:
         self._clock = clock or SystemClock()
 
     def entering(self, step: int, provenance: Provenance) -> None:
-        runs = [(r.split.kind, r.split.name, r.start, r.stop, r.rows, r.stride, r.gap) for r in provenance.runs]
-        for rows in provenance.scattered:
-            spans = zip(*(edges.tolist() for edges in rows.spans()), strict=True)
-            runs += [(rows.split.kind, rows.split.name, start, stop, stop - start, 1, 0) for start, stop in spans]
-        line = {"step": step, "at": self._clock.time(), "runs": runs}
-        data = orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
+        data = step_line(step, self._clock.time(), provenance)
         written = os.write(self._fd, data)
         if written != len(data):
             # A second write for the rest could leave a line in two pieces, with another's between them.
@@ -66,6 +61,15 @@ class StepLog:
 
     def close(self) -> None:
         os.close(self._fd)
+
+
+def step_line(step: int, at: float, provenance: Provenance) -> bytes:
+    """A line of a step log."""
+    runs = [(r.split.kind, r.split.name, r.start, r.stop, r.rows, r.stride, r.gap) for r in provenance.runs]
+    for rows in provenance.scattered:
+        spans = zip(*(edges.tolist() for edges in rows.spans()), strict=True)
+        runs += [(rows.split.kind, rows.split.name, start, stop, stop - start, 1, 0) for start, stop in spans]
+    return orjson.dumps({"step": step, "at": at, "runs": runs}, option=orjson.OPT_APPEND_NEWLINE)
 
 
 class ScoreLog:

@@ -126,8 +126,7 @@ class IdLog:
         return
 
     def trained(self, step: int, delivery: Delivery[Any], outputs: dict[str, np.ndarray]) -> None:
-        line = {"step": step, "ids": delivery.payload.ids.tolist()}
-        os.write(self._fd, orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
+        os.write(self._fd, id_line(step, delivery.payload.ids.tolist()))
 
 
 class DyingStorage(Storage):
@@ -309,6 +308,11 @@ class ValidatingTrainer:
 def id_log_name(rank: int) -> str:
     """Name of a rank's id log in its run's folder."""
     return f"ids-{rank:05d}.jsonl"
+
+
+def id_line(step: int, ids: list[int]) -> bytes:
+    """A line of an id log."""
+    return orjson.dumps({"step": step, "ids": ids}, option=orjson.OPT_APPEND_NEWLINE)
 
 
 def _take_ids(rows: pa.Table, size: int, *, column: str) -> Ids:
