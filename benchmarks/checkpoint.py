@@ -49,12 +49,12 @@ TARGETS = {"blocked_share": 0.03}
 
 
 def training_edits(seconds: float | None) -> dict[str, Any]:
-    """A run that ends when it is told to; `seconds` from one checkpoint to the next."""
+    """A run that ends when it is told to; `seconds` from one checkpoint to the next, None: only the last one, in full."""
     return {
         "train_config.num_epochs": None,
         "train_config.num_steps": 10**9,
         "train_config.save_checkpoints_secs": seconds,
-        "train_config.incremental_checkpoints": True,
+        "train_config.incremental_checkpoints": seconds is not None,
         "train_config.keep_checkpoint_max": 2,
         "train_config.fold_checkpoints_after": 3,
         "train_config.log_step_count_steps": 1000,

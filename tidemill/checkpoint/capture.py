@@ -14,6 +14,9 @@ from tidemill.storage.shards import TableShard
 if TYPE_CHECKING:
     from tidemill.distributed.sharding import LocalShard
 
+_ROWS = "/rows"
+"""Ends the names of buffers for touched rows; no tensor's name has a "/"."""
+
 
 @dataclass(frozen=True, slots=True)
 class TableCapture:
@@ -78,6 +81,8 @@ class Staging:
     def copy_rows(self, shards: Sequence[LocalShard], touched: Mapping[str, np.ndarray]) -> list[TableCapture]:
         """Copy some rows only; `touched`: by table, sorted rows counted from the shard's first (int64); no entry: no row."""
         nothing = np.empty(0, np.int64)
+        # Full copies are seldom, and as large as the tables: between them their memory is of better use elsewhere.
+        self._buffers = {key: buffer for key, buffer in self._buffers.items() if key[2].endswith(_ROWS)}
         return [self._rows_of(shard, touched.get(shard.table, nothing)) for shard in shards]
 
     def _rows_of(self, shard: LocalShard, rows: np.ndarray) -> TableCapture:
@@ -99,7 +104,7 @@ class Staging:
         return buffer
 
     def _gathered(self, shard: LocalShard, name: str, live: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        key = (shard.table, shard.row_start, f"{name}/rows")
+        key = (shard.table, shard.row_start, name + _ROWS)
         buffer = self._buffers.get(key)
         if buffer is None or len(buffer) < len(rows):
             # An eighth more: otherwise each save that is a little larger than the last would take fresh pages.

@@ -18,6 +18,7 @@ from tidemill.checkpoint.manager import CheckpointManager, Increments
 from tidemill.clock import EventTime
 from tidemill.config.dump import dump
 from tidemill.contracts import layout
+from tidemill.contracts.files import TableSpec
 from tidemill.data.assignment import owner
 from tidemill.data.loader import Loader, RowCounts
 from tidemill.data.split import Split
@@ -130,7 +131,7 @@ class _Job:
             pipeline=dump(run.config),
             keep=config.keep_checkpoint_max,
             best=best_of(run),
-            increments=_increments(run),
+            increments=_increments(run, self.learner),
         )
         run.resources.callback(self.manager.abort)
         interval = IntervalStats(self.learner.step)
@@ -245,7 +246,7 @@ def _open_feed(run: Run, learner: Learner, restored: Restored) -> DataFeed:
 
     def order(splits: Sequence[Split], passes: int) -> Sequence[Split]:
         shuffle = shuffle_of(config, passes)
-        return shuffle.splits(splits) if shuffle else splits
+        return shuffle.splits(splits) if shuffle and not data.is_orderby_partition else splits
 
     def count_pass() -> None:
         learner.step.passes += 1
@@ -271,16 +272,22 @@ def _open_feed(run: Run, learner: Learner, restored: Restored) -> DataFeed:
     return feed
 
 
-def _increments(run: Run) -> Increments | None:
+def _increments(run: Run, learner: Learner) -> Increments | None:
     """What incremental checkpoints build on; None if every checkpoint is to be full."""
     config = run.config.train_config
     wanted = run.is_stream if config.incremental_checkpoints is None else config.incremental_checkpoints
-    return Increments(run.start.own, config.fold_checkpoints_after) if wanted else None
+    own = run.start.own
+    base = own if own and sorted(own.tables, key=_name) == sorted(learner.tables, key=_name) else None
+    return Increments(base, config.fold_checkpoints_after) if wanted else None
+
+
+def _name(table: TableSpec) -> str:
+    return table.name
 
 
 def _touched_rows(run: Run, learner: Learner) -> TouchedRows | None:
     """The rows that steps change from now on; None if nobody wants to know them."""
-    if _increments(run) is None and not run.config.train_config.publish.enabled:
+    if _increments(run, learner) is None and not run.config.train_config.publish.enabled:
         return None
     touched = TouchedRows(learner.model.local_shards())
     learner.model.on_lookup(touched.mark)
