@@ -6,12 +6,14 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pyarrow as pa
 import pytest
 import requests
 
+from tidemill.clock import Clock, ManualClock
 from tidemill.config.env import OdpsCredentials, odps_table_lifecycle
 from tidemill.data.writers.maxcompute.output import MaxComputeOutput, MaxComputeOutputConfig
 from tidemill.errors import ConfigError, DataError, DeadlineError, SchemaError, StorageError
@@ -29,9 +31,9 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MaxComputeEmu
         running.faults.clear()
 
 
-def output(emulator: MaxComputeEmulator, address: str, **settings: Any) -> MaxComputeOutput:
+def output(emulator: MaxComputeEmulator, address: str, clock: Clock | None = None, **settings: Any) -> MaxComputeOutput:
     credentials = OdpsCredentials(emulator.endpoint, "the test", "id", "secret")
-    return MaxComputeOutput(MaxComputeOutputConfig(path=address, **settings), credentials=credentials)
+    return MaxComputeOutput(MaxComputeOutputConfig(path=address, **settings), credentials=credentials, clock=clock)
 
 
 def held(emulator: MaxComputeEmulator, table: str, partition: str = PARTITION) -> pa.Table | None:
@@ -185,7 +187,7 @@ def test_faults_that_pass_are_waited_out_and_no_row_is_written_twice(emulator: M
         emulator.faults.drop(operation)
         emulator.faults.lose_answer(operation)
     emulator.faults.refuse("get_write_session", times=2)
-    assert write(output(emulator, f"odps://prj/tables/faulty/{PARTITION}"), rows(0, 30_000)) == 30_000
+    assert write(output(emulator, f"odps://prj/tables/faulty/{PARTITION}", clock=ManualClock()), rows(0, 30_000)) == 30_000
     assert held(emulator, "faulty")["n"].to_pylist() == list(range(30_000))
     attempts = [int(request.query["attempt_number"]) for request in emulator.requests("write_rows")]
     assert attempts[-4:] == [0, 1, 2, 3]
@@ -238,3 +240,42 @@ def test_a_value_that_doesnt_fit_is_named(emulator: MaxComputeEmulator) -> None:
     made = output(emulator, "odps://prj/tables/days/dt=2")
     with pytest.raises(DataError, match="'day'"):
         write(made, pa.table({"day": pa.array([1], pa.timestamp("ns"))}))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_faults_pass_the_partition_holds_all_rows_once_or_the_old_ones(emulator: MaxComputeEmulator, seed: int) -> None:
+    """Two ranks, faults of any kind at any call, a commit that takes its time or fails; waiting costs no time."""
+    random, table = Random(seed), f"story{seed}"
+    old = seed % 2 == 0
+    if old:
+        emulator.add_table("prj", table, {PARTITION: rows(100, 103)})
+    faults = emulator.faults
+    operations = ["metadata", "sql", "create_write_session", "get_write_session", "write_rows", "commit_write_session"]
+    for _ in range(random.randint(1, 6)):
+        fault = random.choice([faults.refuse, faults.drop, faults.lose_answer])
+        fault(random.choice(operations), times=random.randint(1, 3), skip=random.randint(0, 3))
+    if random.random() < 0.3:
+        faults.fail_commit()
+    address = f"odps://prj/tables/{table}/{PARTITION}"
+    ranks = [output(emulator, address, clock=ManualClock(), overwrite=True) for _ in range(2)]
+    schema, failure = rows(0, 1).schema, None
+    try:
+        ranks[0].check(schema)
+        for rank, made in enumerate(ranks):
+            made.write(rows(10 * rank, 10 * rank + 10))
+        begun = ranks[0].begin(schema, 2)
+        ranks[0].commit(begun, [made.deliver(begun, rank) for rank, made in enumerate(ranks)])
+    except StorageError as error:
+        failure = error
+    finally:
+        faults.clear()
+        for made in ranks:
+            made.abort()
+    found = held(emulator, table)
+    if failure is None:
+        assert found.to_pylist() == rows(0, 20).to_pylist()
+    elif old:
+        assert "CRITICAL" in str(failure)
+        assert found.to_pylist() == rows(100, 103).to_pylist()
+    else:
+        assert found is None or found.num_rows == 0

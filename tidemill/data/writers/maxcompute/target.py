@@ -108,21 +108,22 @@ class TargetClient:
         partition = [name for name, _ in self._target.partition]
         schema = TableSchema.from_lists(list(columns), list(columns.values()), partition, ["string"] * len(partition))
 
-        def create() -> None:
-            tables = self._handle.parent
-            tables.create(self._target.table.name, schema, if_not_exists=True, lifecycle=lifecycle, hints=dict(_NEW_TYPES))
+        def create() -> Any:
+            return self._handle.parent.create(
+                self._target.table.name, schema, if_not_exists=True, lifecycle=lifecycle, hints=dict(_NEW_TYPES), async_=True
+            )
 
-        self._patiently("creating the table", create)
+        self._run("creating the table", create)
 
     def create_partition(self) -> None:
         """Make the partition unless it is there."""
         spec = self._target.spec.replace("/", ",")
-        self._patiently("creating the partition", lambda: self._handle.create_partition(spec, if_not_exists=True))
+        self._run("creating the partition", lambda: self._handle.create_partition(spec, if_not_exists=True, async_=True))
 
     def drop_partition(self) -> None:
         """Take the partition away."""
         spec = self._target.spec.replace("/", ",")
-        self._patiently("dropping the partition", lambda: self._handle.delete_partition(spec, if_exists=True))
+        self._run("dropping the partition", lambda: self._handle.delete_partition(spec, if_exists=True, async_=True))
 
     def open_session(self) -> str:
         """A new write session, whose commit replaces what the target holds; its id."""
@@ -183,6 +184,10 @@ class TargetClient:
 
     def _partition(self) -> Any:
         return self._handle.partitions[self._target.spec.replace("/", ",")]
+
+    def _run(self, what: str, start: Callable[[], Any]) -> None:
+        """Start a statement that may be started again, and wait until it has succeeded."""
+        self._patiently(what, lambda: start().wait_for_success(timeout=self._timeout_s))
 
     def _refusal(self, what: str, error: Exception) -> Exception:
         """What the service refuses is told with its target; whatever else it is, it stays as it is."""
