@@ -289,3 +289,48 @@ def test_manual_steps_must_fit(errors, small):
     assert errors(small)[0].endswith("manual_step_learning_rate.schedule_sizes: must ascend")
     rates["learning_rates"] = [0.1]
     assert errors(small)[0].endswith("manual_step_learning_rate: needs as many learning_rates as schedule_sizes")
+
+
+COUNTS = (None, 1, 2, 3, 5, 1000)
+
+
+@pytest.mark.parametrize("epochs", COUNTS)
+@pytest.mark.parametrize("steps", COUNTS)
+def test_either_steps_or_passes_bound_a_run(load, errors, steps, epochs):
+    """DCL 9.17: all pairs of values, equal ones and powers of two included."""
+    given = "".join(f"num_{name}: {value} " for name, value in (("steps", steps), ("epochs", epochs)) if value)
+    text = PROTO.replace("num_epochs: 1", given)
+    if (steps is None) != (epochs is None):
+        config = load(text).config.train_config
+        assert (config.num_steps, config.num_epochs) == (steps, epochs)
+        return
+    (error,) = errors(text)
+    assert error.endswith(f"give num_steps or num_epochs, and not both; {'both are' if steps else 'neither is'} given")
+
+
+@pytest.mark.parametrize("name", ["num_steps", "num_epochs"])
+def test_no_steps_and_no_passes_are_refused(errors, name):
+    assert errors(PROTO.replace("num_epochs: 1", f"{name}: 0")) == [f"<text>:7: train_config.{name}: must be > 0, got 0"]
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        ("batch_cost_size: 9", "data_config.batch_cost_size: needs sample_cost_field, the column with the cost of a row"),
+    ],
+)
+def test_settings_of_batches_that_need_others(errors, data, text):
+    (error,) = errors(PROTO.replace('label_fields: "click"', f'label_fields: "click" {data}'))
+    assert error.endswith(text)
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        ('sample_cost_field: "cost"', "data_config.sample_cost_field: has no effect without batch_cost_size"),
+        ('sample_weight_fields: "a" sample_weight_fields: "b"', "sample_weight_fields: a single-task model uses the first, 'a'"),
+    ],
+)
+def test_settings_of_batches_that_say_less_than_they_seem_to(load, data, text):
+    warnings = [str(warning) for warning in load(PROTO.replace('label_fields: "click"', f'label_fields: "click" {data}')).warnings]
+    assert any(text in warning for warning in warnings), warnings

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -104,6 +106,53 @@ def test_a_stream_says_what_it_left_out(tmp_path: Path, written: Path) -> None:
             "event_times": {f"{TOPIC}:0": BOUNDARY + taken - 1},
             "idle_partitions": [],
         }
+
+
+@pytest.mark.usefixtures("quiet")
+def test_a_silent_partition_is_told_and_holds_nothing_back(tmp_path: Path, written: Path) -> None:
+    """DCL 9.16 and the issue: idle partitions are left out after a timeout, and reported in an event and in the record."""
+    folder = tmp_path / "stream"
+
+    def told() -> bool:
+        return any('"partitions.idle"' in path.read_text() for path in folder.glob("runs/*/events.jsonl"))
+
+    with DevelopmentBroker(tmp_path / "broker") as broker:
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+        admin.create_topics([NewTopic(TOPIC, 2)])[TOPIC].result(10)
+        producer = Producer({"bootstrap.servers": broker.bootstrap})
+
+        def send(first_time: float, partition: int, count: int) -> None:
+            for row in rows(count, first_time, seed=partition).to_pylist():
+                producer.produce(TOPIC, json.dumps(row).encode(), partition=partition)
+            assert producer.flush(10) == 0
+
+        def send_the_rest() -> None:
+            until = time.monotonic() + 60
+            while not told() and time.monotonic() < until:
+                time.sleep(0.02)
+            send(BOUNDARY + 500, 0, BATCH)
+
+        send(BOUNDARY + 10, 1, BATCH)
+        send(BOUNDARY + 100, 0, BATCH)
+        kafka = {"brokers": broker.bootstrap, "topic": TOPIC, "max_wait_s": 5.0, "idle_timeout_s": 0.5}
+        edits = {
+            "data_config.dataset_type": "KafkaDataset",
+            "data_config.kafka": kafka,
+            "train_config.num_steps": 3,
+            "train_config.handover.report_interval_s": 0.05,
+        }
+        overrides = {"model_dir": str(folder), "train_input_path": TOPIC, "eval_input_path": ""}
+        rest = threading.Thread(target=send_the_rest)
+        rest.start()
+        try:
+            assert train(TrainRequest(str(written), overrides, json.dumps(edits))) == 0
+        finally:
+            rest.join()
+        assert told()
+        (record,) = run_records(LocalStorage(folder))
+        assert record.details["idle_partitions"] == [f"{TOPIC}:1"]
+        assert record.details["event_times"] == {f"{TOPIC}:0": BOUNDARY + 500 + BATCH - 1, f"{TOPIC}:1": BOUNDARY + 10 + BATCH - 1}
+        assert record.watermark == BOUNDARY + 500 + BATCH - 1, "the silent one would have held it at its own last row"
 
 
 @pytest.mark.usefixtures("quiet")

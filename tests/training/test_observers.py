@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from tidemill.clock import ManualClock
-from tidemill.data.split import Delivery, Provenance, Run, SplitId
+from tidemill.data.split import Delivery, Provenance, Run, Scattered, SplitId
 from tidemill.features.batch import Batch, IdColumns
-from tidemill.training.observers import ScoreLog, StepLog, read_scores
+from tidemill.training.observers import LateRows, ScoreLog, StepLog, read_scores
 
 NO_IDS = IdColumns((), torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int32))
 
@@ -49,6 +49,38 @@ def test_a_step_is_written_before_it_is_trained(tmp_path, clock):
     (line,) = (tmp_path / "runs" / "a" / "steps-00000.jsonl").read_bytes().splitlines()
     assert orjson.loads(line) == {"step": 7, "at": 1000.0, "runs": [["kafka", "clicks:0", 40, 42, 2, 1, 0]]}
     log.close()
+
+
+def test_shuffled_rows_are_written_as_runs_of_their_positions(tmp_path, clock):
+    a, b = SplitId("parquet", "/a"), SplitId("parquet", "/b")
+    scattered = (
+        Scattered(a, np.array([0, 2, 3]), np.array([9, 4, 5]), 1.0),
+        Scattered(b, np.array([1]), np.array([7]), 1.0),
+    )
+    hole = Run(a, 6, 8, 0, gap=2)
+    log = StepLog(tmp_path / "steps.jsonl", clock=clock)
+    log.entering(0, Provenance((hole,), 4, scattered=scattered))
+    log.close()
+    (line,) = (tmp_path / "steps.jsonl").read_bytes().splitlines()
+    assert orjson.loads(line)["runs"] == [
+        ["parquet", "/a", 6, 8, 0, 1, 2],
+        ["parquet", "/a", 4, 6, 2, 1, 0],
+        ["parquet", "/a", 9, 10, 1, 1, 0],
+        ["parquet", "/b", 7, 8, 1, 1, 0],
+    ]
+
+
+def test_rows_below_the_watermark_that_was_agreed_on_before_are_late():
+    published = [None]
+    late = LateRows(lambda: published[0])
+    times = np.array([99.0, 100.0, np.nan, 101.0, -5.0])
+    provenance = Provenance((), 5, event_time=times)
+    late.entering(0, provenance)
+    assert late.count == 0, "nothing is late before there is a watermark"
+    published[0] = 100.0
+    late.entering(1, provenance)
+    late.entering(2, Provenance((), 5))
+    assert late.count == 2
 
 
 def test_steps_follow_each_other_line_by_line_also_in_a_file_that_was_there(tmp_path, clock):

@@ -235,7 +235,7 @@ def _idle_batching(config: PipelineConfig) -> Found:
         used = data.sample_weight_fields[0]
         yield ("data_config", "sample_weight_fields"), f"a single-task model uses the first, {used!r}"
     if data.is_orderby_partition and data.reader_threads > 1:
-        yield ("data_config", "reader_threads"), "several read several partitions at once, whatever is_orderby_partition says; use 1"
+        yield ("data_config", "reader_threads"), "several threads read several partitions at once; is_orderby_partition needs 1"
     if data.dataset_type == "KafkaDataset":
         for field in ("shuffle", "drop_remainder"):
             if getattr(data, field):
