@@ -1,27 +1,36 @@
-"""Rows per second that the bare pyodps client reads from the MaxCompute emulator, which runs in a process of its own.
+"""Rows per second from the MaxCompute emulator: the bare pyodps client against our whole path, session to RawBatch.
 
-    python benchmarks/maxcompute.py [ROWS]
+Both read the same rows, by turns; the emulator runs in a process of its own. Prints a table, then one line of JSON.
 
-What a source can reach at most: nothing is done with the rows.
+    python -m benchmarks.maxcompute [ROWS]
 """
 
 from __future__ import annotations
 
 import json
 import os
+import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 from odps import ODPS
 from odps.apis.storage_api import Compression, ReadRowsRequest, SplitOptions, StorageApiArrowClient, TableBatchScanRequest
 
+from tidemill.config.env import OdpsCredentials
+from tidemill.data.assignment import assign
+from tidemill.data.sources.maxcompute.source import MaxComputeSource, MaxComputeSourceConfig
 from tidemill.testing.maxcompute import MaxComputeProcess
 
 TURNS = 5
 MAX_BATCH_ROWS = 4096
+"""The client's own default."""
+PATIENCE_S = 60.0
 
 
 def table(rows: int) -> pa.Table:
@@ -36,8 +45,8 @@ def table(rows: int) -> pa.Table:
     return pa.table(columns)
 
 
-def read_all(client: StorageApiArrowClient, columns: list[str], compression: Compression) -> int:
-    """Read a session's rows in one request; how many they were."""
+def bare(client: StorageApiArrowClient, columns: list[str], compression: Compression) -> int:
+    """Read a new session's rows in one request; how many they were."""
     options = SplitOptions.get_default_options(SplitOptions.SplitMode.ROW_OFFSET)
     session = client.create_read_session(TableBatchScanRequest(required_data_columns=columns, split_options=options))
     request = ReadRowsRequest(
@@ -49,14 +58,30 @@ def read_all(client: StorageApiArrowClient, columns: list[str], compression: Com
     return rows
 
 
-def rates(client: StorageApiArrowClient, columns: list[str], compression: Compression, rows: int) -> list[float]:
-    """Rows per second of each turn; one more before them warms the emulator up."""
-    found = []
-    for _ in range(TURNS + 1):
-        start = time.perf_counter()
-        assert read_all(client, columns, compression) == rows
-        found.append(rows / (time.perf_counter() - start))
-    return sorted(found[1:])
+def ours(endpoint: str, columns: list[str], compression: Compression) -> int:
+    """Read everything that a new source discovers; how many rows came."""
+    config = MaxComputeSourceConfig(paths=("odps://prj/tables/rates",), compression=compression.name)
+    source = MaxComputeSource(config, columns, credentials=OdpsCredentials(endpoint, "a benchmark", "id", "secret"))
+    rows = 0
+    with closing(source), closing(source.open_all(assign(source.discover(), {}, 1, 0))) as reader:
+        while True:
+            try:
+                raw = reader.read(PATIENCE_S)
+            except EOFError:
+                return rows
+            rows += raw.num_rows if raw is not None else 0
+
+
+def pairs(rows: int, *reads: Callable[[], int]) -> list[list[float]]:
+    """Rows per second of each way to read, turn by turn; a first turn warms everything up."""
+    found: list[list[float]] = [[] for _ in reads]
+    for turn in range(TURNS + 1):
+        for rates, read in zip(found, reads, strict=True):
+            start = time.perf_counter()
+            assert read() == rows
+            if turn:
+                rates.append(rows / (time.perf_counter() - start))
+    return found
 
 
 def main() -> None:
@@ -67,12 +92,17 @@ def main() -> None:
         emulator.add_table("prj", "rates", {"": data})
         odps = ODPS("id", "secret", project="prj", endpoint=emulator.endpoint)
         client = StorageApiArrowClient(odps, odps.get_table("rates"))
+        print("columns  compression   bare rows/s    ours rows/s   ours/bare (median of pairs, least to most)")
         for columns in (data.column_names[:5], data.column_names):
             for compression in Compression:
-                found = rates(client, columns, compression, rows)
-                results.append({"columns": len(columns), "compression": compression.name, "rows_per_s": round(found[TURNS // 2])})
-                print(f"{len(columns):3} columns  {compression.name:12}  {found[TURNS // 2]:12,.0f} rows/s  "
-                      f"({found[0]:,.0f} to {found[-1]:,.0f})")  # fmt: skip
+                reads = partial(bare, client, columns, compression), partial(ours, emulator.endpoint, columns, compression)
+                first, second = pairs(rows, *reads)
+                shares = sorted(b / a for a, b in zip(first, second, strict=True))
+                rates = statistics.median(first), statistics.median(second)
+                print(f"{len(columns):7}  {compression.name:12} {rates[0]:12,.0f}   {rates[1]:12,.0f}   "
+                      f"{statistics.median(shares):.2f} ({shares[0]:.2f} to {shares[-1]:.2f})")  # fmt: skip
+                results.append({"columns": len(columns), "compression": compression.name, "bare_rows_per_s": round(rates[0]),
+                                "rows_per_s": round(rates[1]), "share": round(statistics.median(shares), 3)})  # fmt: skip
     print(json.dumps({"rows": rows, "load": os.getloadavg()[0], "results": results}))
 
 

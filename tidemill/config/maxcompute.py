@@ -19,7 +19,7 @@ class MaxComputeConfig(Config):
     """Addresses of the training data (`odps://project/tables/[schema.]table/pt=a&pt=b`), instead of train_input_path."""
     tunnel_endpoint: str = ""
     """Address of the Storage API; empty: the service is asked."""
-    readers: Positive = 4
+    readers: Positive = 2
     """How many ranges of rows each rank reads ahead at once."""
     rows_per_request: Positive = 200_000
     """Rows in a range: what one request asks for."""
