@@ -108,20 +108,6 @@ def test_inspect_draws_tables_on_a_terminal(
     [
         (["predict"], "--predict_input_path FILES --predict_output_path FOLDER"),
         (["predict", "--predict_input_path", "a", "--predict_output_path", "b"], "name the pipeline config"),
-        (
-            [
-                "predict",
-                "--scripted_model_path",
-                "m",
-                "--predict_input_path",
-                "a",
-                "--predict_output_path",
-                "b",
-                "--edit_config_json",
-                "{}",
-            ],
-            "--scripted_model_path scores with the one that was exported",
-        ),
         (["eval"], "name the pipeline config"),
         (["eval", "a.yaml", "--pipeline_config_path", "b.yaml"], "given twice"),
     ],

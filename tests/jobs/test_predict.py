@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -133,6 +134,19 @@ def test_csv_in_and_csv_out(life, served: PredictRequest, tmp_path: Path) -> Non
     assert found.column_names[:2] == ["event_id", "click"]
     assert found["event_id"].to_pylist() == expected["event_id"].to_pylist()
     np.testing.assert_allclose(found["probs"].to_numpy(), expected["probs"].to_numpy(), rtol=1e-6)
+
+
+def test_edits_of_an_exported_config_say_how_rows_are_read(life, served: PredictRequest, tmp_path: Path) -> None:
+    day = pq.read_table(life.day)
+    pyarrow.csv.write_csv(day, tmp_path / "rows.csv", pyarrow.csv.WriteOptions(delimiter="|", include_header=False))
+    names = ";".join(f"{name}:{'DOUBLE' if name == 'price' else 'STRING'}" for name in day.column_names)
+    edits = {"data_config.delimiter": "|", "data_config.input_fields_str": names, "data_config.input_fields": []}
+    request = replace(served, input_path=str(tmp_path / "rows.csv"), reserved=["click"], edits=json.dumps(edits))
+    predict(request)
+    assert result(served)["click"].to_pylist() == [str(click) for click in day["click"].to_pylist()]
+    for edit in ({"data_config.fg_mode": "FG_NONE"}, {"train_config.num_steps": 3}):
+        with pytest.raises(ConfigError, match="only how rows are read counts"):
+            predict(replace(served, edits=json.dumps(edit)))
 
 
 def test_an_output_that_is_there_needs_overwrite(served: PredictRequest) -> None:

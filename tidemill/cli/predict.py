@@ -64,8 +64,6 @@ def predict(
     """Score a table, with a snapshot and its releases as a server would, or with a checkpoint of a config."""
     if not predict_input_path or not predict_output_path:
         raise ConfigError("name the rows and where the scores go: --predict_input_path FILES --predict_output_path FOLDER")
-    if scripted_model_path and edit_config_json:
-        raise ConfigError("--edit_config_json changes a config; --scripted_model_path scores with the one that was exported")
     given = bool(config or pipeline_config_path)
     path = pipeline_path(config, pipeline_config_path) if given or not scripted_model_path else None
 

@@ -86,7 +86,7 @@ def _predict(request: PredictRequest, config: PipelineConfig | None, runtime: Ru
     rows = input_of(kind)
     target = output_kind(request.output_path, request.writer_type)
     scorer: Scorer[Any] = (
-        ServedScorer(request.scripted_model or "", ranks, request.batch_rows)
+        ServedScorer(request.scripted_model or "", ranks, request.batch_rows, request.edits)
         if config is None
         else TrainedScorer(config, ranks, runtime, request.checkpoint, request.batch_rows)
     )

@@ -10,10 +10,12 @@ import numpy as np
 import pyarrow as pa
 
 from tidemill.checkpoint.leases import held_checkpoint
+from tidemill.config.data import DataConfig
 from tidemill.config.load import load_pipeline
 from tidemill.config.pipeline import PipelineConfig
 from tidemill.contracts.checkpoint import CheckpointManifest
 from tidemill.distributed.runtime import Runtime
+from tidemill.errors import ConfigError
 from tidemill.features.batch import Batch
 from tidemill.features.feature_set import FeatureSet
 from tidemill.jobs import pipeline
@@ -33,6 +35,18 @@ B = TypeVar("B")
 
 BATCH_ROWS = 4096
 """Rows that a lineage's release scores at once."""
+
+_READING = (
+    "delimiter",
+    "with_header",
+    "input_fields",
+    "input_fields_str",
+    "is_orderby_partition",
+    "odps_data_quota_name",
+    "odps_data_compression",
+    "maxcompute",
+)
+"""Fields of data_config that say how rows are read, and nothing of what the model makes of them."""
 
 
 class Scorer(Protocol[B]):
@@ -56,14 +70,18 @@ class Scorer(Protocol[B]):
 class ServedScorer:
     """A lineage's newest release; each rank has the whole model. Collective: rank 0 chooses the release."""
 
-    def __init__(self, folder: str, ranks: Ranks, batch_rows: int | None) -> None:
+    def __init__(self, folder: str, ranks: Ranks, batch_rows: int | None, edits: str | None) -> None:
+        """`edits`: changes to how rows are read; whatever else the exported config says is in the model."""
         storage = open_storage(folder)
         generation = _same_generation(storage, ranks)
         release = f"release {generation.sequence}" if generation.sequence else "the snapshot"
         self.name = f"{generation.lineage}, {release}"
         self.features = generation.model.features
         self.batch_rows = batch_rows or BATCH_ROWS
-        self.config = lambda: _exported_config(storage, generation)
+        self.config = lambda: _exported_config(storage, generation, edits)
+        if edits:
+            # What is wrong with them shall be told, also if nothing of the config is needed.
+            self.config()
         self._predictor = Predictor(generation)
 
     def prepare(self, rows: pa.Table) -> pa.Table:
@@ -118,7 +136,25 @@ def _same_generation(storage: Storage, ranks: Ranks) -> Generation:
     return loaded[0]
 
 
-def _exported_config(storage: Storage, generation: Generation) -> PipelineConfig:
-    """The config that the snapshot was trained with; this process's environment changes nothing of it."""
+def _exported_config(storage: Storage, generation: Generation, edits: str | None) -> PipelineConfig:
+    """The config that the snapshot was trained with, and edits to how rows are read. The environment changes nothing of it.
+
+    Raises ConfigError for an edit of anything else.
+    """
     text = read_file(storage, generation.model.manifest.pipeline).decode()
-    return load_pipeline(text, component_config, environ={}).config
+    exported = load_pipeline(text, component_config, environ={}).config
+    if not edits:
+        return exported
+    edited = load_pipeline(text, component_config, environ={}, edits=edits).config
+    allowed = exported.model_copy(update={"data_config": _reading_of(exported, edited)})
+    if edited != allowed:
+        names = ", ".join(f"data_config.{name}" for name in _READING)
+        raise ConfigError(
+            f"--edit_config_json: the exported model is as it is; of its config, only how rows are read counts: {names}"
+        )
+    return edited
+
+
+def _reading_of(exported: PipelineConfig, edited: PipelineConfig) -> DataConfig:
+    """The exported settings of data, with those of reading as edited."""
+    return exported.data_config.model_copy(update={name: getattr(edited.data_config, name) for name in _READING})
