@@ -77,7 +77,7 @@ class Line:
     def __init__(self, storage: Storage, world_size: int = 1, *, term: int = 1, fold_after: int = 3, keep: int = 0) -> None:
         newest = latest_checkpoint(storage)
         base = newest[1] if newest else None
-        self.step = base.step if base else 0
+        self.step = self.saved = base.step if base else 0
         self.shards = [empty_shards(rank, world_size) for rank in range(world_size)]
         for shards in self.shards:
             if base is not None:
@@ -111,6 +111,7 @@ class Line:
         self._await(lambda: all(manager.ready for manager in self.managers))
         settled, committed = self.managers[0].settled
         assert settled == number
+        self.saved = self.step if committed else self.saved
         for manager in self.managers:
             manager.on_settled(number, committed)
         return committed

@@ -1,4 +1,4 @@
-"""Whatever operation of the store a save dies or fails at, the newest checkpoint is whole: the old one or the new one."""
+"""Whatever operation of the store a save dies or fails at, the newest checkpoint is whole, old or new (DCL 9.14)."""
 
 from __future__ import annotations
 

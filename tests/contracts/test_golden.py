@@ -13,6 +13,7 @@ from tests.contracts.examples import EXAMPLES
 from tidemill import contracts
 from tidemill.contracts import layout
 from tidemill.contracts.base import Document
+from tidemill.errors import CorruptError
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -115,3 +116,18 @@ def test_a_manifest_is_no_file_of_its_checkpoint():
     manifest = layout.checkpoint_manifest(200, 2)
     assert layout.checkpoint_of_file(manifest) is None
     assert layout.checkpoint_of_manifest(f"{layout.checkpoint_files(200, 2)}/x") is None
+
+
+@pytest.mark.parametrize("example", [one for one in EXAMPLES if one.sealed_from], ids=lambda example: example.schema_name)
+def test_a_flipped_bit_in_a_sealed_document_is_noticed(example: Document):
+    """Whichever byte it is in, unless it leaves the content as it was."""
+    data = example.to_bytes()
+    for at in range(len(data)):
+        damaged = bytearray(data)
+        damaged[at] ^= 1
+        try:
+            read = type(example).parse(bytes(damaged), where="here")
+        except CorruptError:
+            continue
+        assert read == example
+        assert data[at : at + 1].isspace(), at
