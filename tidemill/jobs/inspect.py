@@ -211,8 +211,7 @@ def _progress(state: SplitState) -> tuple[str, str]:
     """What is done of a split, and what is left."""
     if state.kind == "kafka":
         done = [f"{_offset(start)} to {_offset(stop)}" for start, stop in state.intervals]
-        left = f"from {_offset(state.intervals[0][1])}" if state.intervals else "all"
-        return _some(done) or "nothing", left
+        return _some(done) or "nothing", _kafka_left(state)
     if state.kind == "folder":
         return _progress_of_folder(state)
     count = sum(stop - start for start, stop in state.intervals)
@@ -234,6 +233,17 @@ def _progress_of_folder(state: SplitState) -> tuple[str, str]:
             begun.append(f"{name} from row {position & ((1 << FILE_ROW_BITS) - 1):,}")
     finished = sum((stop >> FILE_ROW_BITS) - (start >> FILE_ROW_BITS) for start, stop in state.intervals)
     return f"{finished:,} files", _some([*begun, "what appears"])
+
+
+def _kafka_left(state: SplitState) -> str:
+    """What is left of a partition: from its position on, to its end if there is one."""
+    start, end = state.fingerprint.get("start"), state.fingerprint.get("end")
+    if not state.intervals and start is None:
+        return "all"
+    position = state.intervals[0][1] if state.intervals else start << ROW_BITS
+    if end is None:
+        return f"from {_offset(position)}"
+    return f"{_offset(position)} to {end}" if position < end << ROW_BITS else "nothing"
 
 
 def _offset(position: int) -> str:
