@@ -10,15 +10,15 @@ import numpy as np
 
 from tidemill.contracts.progress import SplitState
 from tidemill.data.intervals import NOTHING, IntervalSet
-from tidemill.data.split import Provenance, Split, SplitId
+from tidemill.data.split import Provenance, Split, SplitId, spans
 from tidemill.errors import SourceChangedError
 from tidemill.logs import log
 
 if TYPE_CHECKING:
     from tidemill.data.source import Source
 
-_MOST_LOOSE = 1024
-"""Batches of shuffled rows after which their positions are joined in: some megabytes."""
+_MOST_LOOSE = 128
+"""Batches of shuffled rows after which their positions are joined in: some ten milliseconds' work."""
 
 
 class Progress:
@@ -31,7 +31,7 @@ class Progress:
         self.passes = passes
         self._done: dict[SplitId, IntervalSet] = {}
         # Positions of shuffled rows that aren't in `_done` yet: joining them in batch by batch would rebuild the sets each time.
-        self._loose: dict[SplitId, list[tuple[np.ndarray, np.ndarray]]] = {}
+        self._loose: dict[SplitId, list[np.ndarray]] = {}
         self._num_loose = 0
         self.max_event_time: dict[SplitId, float] = {}
         # As an earlier run described them; what to write for those that are no longer offered.
@@ -42,9 +42,8 @@ class Progress:
     @property
     def done(self) -> dict[SplitId, IntervalSet]:
         """The trained positions of each split that has any. To be read only."""
-        for split, spans in self._loose.items():
-            starts, stops = (np.concatenate(edges) for edges in zip(*spans, strict=True))
-            self._done[split] = self._done.get(split, NOTHING).add_many(starts, stops)
+        for split, batches in self._loose.items():
+            self._done[split] = self._done.get(split, NOTHING).add_many(*spans(np.concatenate(batches)))
         self._loose.clear()
         self._num_loose = 0
         return self._done
@@ -55,7 +54,7 @@ class Progress:
             self._done[run.split] = self._done.get(run.split, NOTHING).add(run.start, run.stop)
             self._reach(run.split, run.event_time)
         for rows in provenance.scattered:
-            self._loose.setdefault(rows.split, []).append(rows.spans())
+            self._loose.setdefault(rows.split, []).append(rows.positions)
             self._num_loose += 1
             self._reach(rows.split, rows.event_time)
         if self._num_loose >= _MOST_LOOSE:

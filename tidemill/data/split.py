@@ -83,9 +83,14 @@ class Scattered:
 
     def spans(self) -> tuple[np.ndarray, np.ndarray]:
         """The positions as sorted intervals: (starts, stops)."""
-        ordered = np.sort(self.positions)
-        edges = np.flatnonzero(np.diff(ordered) != 1)
-        return ordered[np.append(0, edges + 1)], ordered[np.append(edges, len(ordered) - 1)] + 1
+        return spans(self.positions)
+
+
+def spans(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Distinct positions, at least one, in any order as sorted intervals: (starts, stops)."""
+    ordered = np.sort(numbers)
+    edges = np.flatnonzero(np.diff(ordered) != 1)
+    return ordered[np.append(0, edges + 1)], ordered[np.append(edges, len(ordered) - 1)] + 1
 
 
 @dataclass(frozen=True, slots=True)
