@@ -74,6 +74,18 @@ def test_rows_by_a_schema_file(by_file):
     assert by_file(COLUMNS).decode([]).table.schema == decoded.table.schema
 
 
+def test_good_messages_are_read_in_one_block(by_file, monkeypatch):
+    """Not one by one, which is a hundred times slower."""
+
+    def never(self, payload):
+        raise AssertionError("a message was read alone")
+
+    decoder = by_file(COLUMNS)
+    monkeypatch.setattr(avro.AvroFormat, "_read_one", never)
+    for count in (1, 8, 16, 100):
+        assert decoder.decode([written(SCHEMA, row(number)) for number in range(count)]).rows.tolist() == [1] * count
+
+
 def test_poison_is_only_its_own_message(by_file):
     """DCL 9.9. One that is too long, or too short, doesn't shift the others."""
     good = written(SCHEMA, row(1))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 import polars as pl
 import pyarrow as pa
@@ -24,7 +25,7 @@ try:
 except ImportError:
     fastavro = None  # type: ignore[assignment]
 
-_MARK_BYTES = 16
+_MARK_BYTES = 8
 _SYNC = bytes(16)
 _PRIMITIVES = {
     "boolean": pa.bool_(),
@@ -116,7 +117,8 @@ class AvroFormat(RowFormat):
         data = self._mark.join(payloads) + self._mark
         block = b"".join([self._head, _long(len(payloads)), _long(len(data)), data, _SYNC])
         frame = pl.read_avro(io.BytesIO(block), columns=[*self._wanted, self._mark_name])
-        if frame.height != len(payloads) or not (frame.get_column(self._mark_name) == self._mark).all():
+        marks = frame.get_column(self._mark_name).to_numpy().view(np.int64)
+        if frame.height != len(payloads) or not (marks == int.from_bytes(self._mark, "little", signed=True)).all():
             raise ValueError("a message is longer or shorter than its schema says")
         return frame.drop(self._mark_name).to_arrow(compat_level=pl.CompatLevel.oldest())
 
@@ -132,10 +134,11 @@ class AvroFormat(RowFormat):
 
     def _block_head(self, named: dict[str, Any]) -> bytes | None:
         """What stands in front of a block; None if the block reader can't do the schema."""
-        mark = {"type": "fixed", "name": self._mark_name, "size": _MARK_BYTES}
         try:
             fields = [{"name": field["name"], "type": _plain(field["type"], named, ())} for field in self._parsed["fields"]]
-            schema = orjson.dumps({"type": "record", "name": "row", "fields": [*fields, {"name": self._mark_name, "type": mark}]})
+            schema = orjson.dumps(
+                {"type": "record", "name": "row", "fields": [*fields, {"name": self._mark_name, "type": "double"}]}
+            )
             metadata = [(b"avro.schema", schema), (b"avro.codec", b"null")]
             pairs = b"".join(_long(len(part)) + part for pair in metadata for part in pair)
             head = b"Obj\x01" + _long(len(metadata)) + pairs + _long(0) + _SYNC

@@ -30,10 +30,14 @@ class JsonDecoder(Decoder):
         self._missed: set[str] = set()
 
     def decode(self, messages: Sequence[bytes | None]) -> Decoded:
-        poison: dict[int, Poison] = {}
         if self._header:
             messages = [message[self._header :] if message and not message[0] else message for message in messages]
-        lines, rows = self._lines(messages, poison)
+        plain = self._read_plain(messages)
+        if plain is not None:
+            self._look(messages[0], plain)
+            return Decoded(plain, np.ones(len(messages), np.int64), {})
+        poison: dict[int, Poison] = {}
+        lines, rows = _lines(messages, poison)
         firsts = np.concatenate([[0], np.cumsum(rows)])
 
         def read(start: int, stop: int) -> pa.Table:
@@ -49,29 +53,20 @@ class JsonDecoder(Decoder):
             self._look(lines[0], table)
         return Decoded(table, rows, poison)
 
-    def _lines(self, messages: Sequence[bytes | None], poison: dict[int, Poison]) -> tuple[Sequence[bytes], np.ndarray]:
-        """One line a row, and the number of lines of each message."""
-        # Braces at the front and no line breaks inside: nearly always, and cheap to find out for all messages at once.
-        if all([message and message[:1] == b"{" for message in messages]):  # noqa: C419 - a list is faster than a generator here
-            plain: Sequence[bytes] = messages  # type: ignore[assignment]
-            if b"".join(plain).find(b"\n") < 0:
-                return plain, np.ones(len(messages), np.int64)
-        lines: list[bytes] = []
-        rows = np.zeros(len(messages), np.int64)
-        for index, message in enumerate(messages):
-            try:
-                own = _one_line_each(message)
-            except ValueError as error:
-                poison[index] = Poison(str(error))
-                continue
-            lines.extend(own)
-            rows[index] = len(own)
-        return lines, rows
+    def _read_plain(self, messages: Sequence[bytes | None]) -> pa.Table | None:
+        """One row a message, which is nearly always so; None if it isn't, or if a message is poison."""
+        if not messages or not all([message and message[:1] == b"{" for message in messages]):  # noqa: C419 - faster as a list
+            return None
+        try:
+            return self._read(messages)  # type: ignore[arg-type]
+        except BAD_MESSAGE:
+            return None
 
     def _read(self, lines: Sequence[bytes]) -> pa.Table:
         if not lines:
             return self._schema.empty_table()
-        # Every line begins with a brace, so each gives at least one row or an error, and equal numbers mean one row each.
+        # Each begins with a brace, so each gives at least one row or an error, whatever line breaks it holds, and equal numbers
+        # mean one row each.
         frame = pl.read_ndjson(b"\n".join(lines), schema=self._polars_schema)
         if frame.height != len(lines):
             raise ValueError(f"{len(lines)} JSON objects were expected, {frame.height} found")
@@ -88,12 +83,12 @@ class JsonDecoder(Decoder):
                     return Poison(f"column {name!r} holds {_shown(lines, name)}, not {self._schema.field(name).type}", name)
         return Poison(error)
 
-    def _look(self, line: bytes, table: pa.Table) -> None:
+    def _look(self, line: bytes | None, table: pa.Table) -> None:
         """Say once what has changed, as far as the first row of a read shows it: all rows would cost too much to look at."""
         if not table.num_rows:
             return
         nulls = [name for name, column in zip(table.column_names, table.columns, strict=True) if column.null_count == len(column)]
-        keys = orjson.loads(line) if _is_json([line]) else {}
+        keys = orjson.loads(line) if line and _is_json([line]) else {}
         for name in keys:
             if name not in self._told and len(self._told) < 10_000:
                 self._told.add(name)
@@ -106,6 +101,21 @@ class JsonDecoder(Decoder):
     def _tell(self, change: str) -> None:
         log.info("%s: %s", self._where, change)
         event("source.schema_changed", source=self._where, change=change)
+
+
+def _lines(messages: Sequence[bytes | None], poison: dict[int, Poison]) -> tuple[list[bytes], np.ndarray]:
+    """One line a row, and the number of lines of each message."""
+    lines: list[bytes] = []
+    rows = np.zeros(len(messages), np.int64)
+    for index, message in enumerate(messages):
+        try:
+            own = _one_line_each(message)
+        except ValueError as error:
+            poison[index] = Poison(str(error))
+            continue
+        lines.extend(own)
+        rows[index] = len(own)
+    return lines, rows
 
 
 def _one_line_each(message: bytes | None) -> list[bytes]:
