@@ -36,6 +36,7 @@ from tidemill.logs import log
 _IPC = (".arrow", ".ipc", ".feather")
 # Writers' own files: what isn't finished, and notes beside the data.
 _HIDDEN = (".", "_")
+_LISTING_SHARE = 10
 
 
 class Rows(Protocol):
@@ -171,7 +172,7 @@ class _FolderReader(SplitReader):
         self._pending: deque[tuple[str, FoundFile]] = deque()
         self._waiting: frozenset[int] = frozenset(self._parts)
         self._incomplete: dict[str, float] = {}
-        self._listed_at: float | None = None
+        self._next_listing = 0.0
         self._failing_since: float | None = None
         self._fitting = Fitting(source.columns, f"folder {source.url}")
         self._first: str | None = None
@@ -186,7 +187,7 @@ class _FolderReader(SplitReader):
                     return raw
             elif not self._open_next():
                 now = time.monotonic()
-                if now >= until or self._pause.wait(max(0.0, min(until, self._next_listing()) - now)):
+                if now >= until or self._pause.wait(max(0.0, min(until, self._next_listing) - now)):
                     return None
 
     def is_caught_up(self, split: SplitId) -> bool:
@@ -230,7 +231,7 @@ class _FolderReader(SplitReader):
             self._opened(part, file, self._source.rows(file.name))
             self._left.popleft()
             return True
-        if not self._pending or time.monotonic() >= self._next_listing():
+        if not self._pending or time.monotonic() >= self._next_listing:
             self._list()
         while self._pending:
             name, found = self._pending.popleft()
@@ -288,22 +289,24 @@ class _FolderReader(SplitReader):
 
     def _list(self) -> None:
         """Look what the folder holds. A store that can't be reached is tried again until `outage_timeout_s` is over."""
+        config, began = self._source.config, time.monotonic()
         try:
             files = self._source.listing()
         except StorageError as error:
-            now = time.monotonic()
             if self._failing_since is None:
-                self._failing_since = now
+                self._failing_since = began
                 log.warning("%s; trying again", error)
-            if now - self._failing_since >= self._source.config.outage_timeout_s:
+            if began - self._failing_since >= config.outage_timeout_s:
                 raise
-            self._listed_at = now
+            self._next_listing = time.monotonic() + config.poll_s
             return
         self._failing_since = None
-        self._listed_at = time.monotonic()
+        now = time.monotonic()
+        # A folder of very many files is looked at less often, so that most of the time is left for reading.
+        self._next_listing = now + max(config.poll_s, _LISTING_SHARE * (now - began))
         own = {name: file for name, file in sorted(files.items()) if self._source.split_of(name) in self._parts}
         for part in self._parts.values():
-            part.taken.listed(own.keys(), self._listed_at)
+            part.taken.listed(own.keys(), now)
         new = []
         for name, found in own.items():
             taken = self._parts[self._source.split_of(name)].taken.get(name)
@@ -313,9 +316,6 @@ class _FolderReader(SplitReader):
                 self._check_size(taken, found.size)
         self._pending = deque(new)
         self._waiting = frozenset(self._source.split_of(name) for name, _ in new)
-
-    def _next_listing(self) -> float:
-        return 0.0 if self._listed_at is None else self._listed_at + self._source.config.poll_s
 
     def _check_size(self, file: TakenFile, size: int) -> None:
         if size != file.size:

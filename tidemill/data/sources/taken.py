@@ -43,26 +43,28 @@ class TakenFiles:
     def __init__(self, described: dict[str, Any]) -> None:
         self._lock = threading.Lock()
         self._next = int(described.get("next", 0))
-        self._files = {name: TakenFile(name, number, size) for name, (number, size) in described.get("files", {}).items()}
+        # [number, size], as they are described: a checkpoint copies the dict, and must not cost more for many files.
+        self._files: dict[str, list[int]] = dict(described.get("files", {}))
         self._absent_since: dict[str, float] = {}
 
     def take(self, name: str, size: int) -> TakenFile:
         """Give a new file its number."""
         with self._lock:
-            file = self._files[name] = TakenFile(name, self._next, size)
+            file = TakenFile(name, self._next, size)
+            self._files[name] = [file.number, size]
             self._next += 1
             return file
 
     def get(self, name: str) -> TakenFile | None:
         """The file, if it was taken."""
         with self._lock:
-            return self._files.get(name)
+            return self._file(name) if name in self._files else None
 
     def left(self, done: IntervalSet) -> list[TakenFile]:
         """Files that were taken and aren't done, in the order of taking."""
         with self._lock:
-            files = [file for file in self._files.values() if not _is_done(file, done)]
-        return sorted(files, key=lambda file: file.number)
+            files = [self._file(name) for name in self._files]
+        return sorted((file for file in files if not _is_done(file, done)), key=lambda file: file.number)
 
     def listed(self, names: Collection[str], now: float) -> None:
         """Note what the folder holds now (monotonic seconds)."""
@@ -75,9 +77,12 @@ class TakenFiles:
         with self._lock:
             long_gone = [name for name, since in self._absent_since.items() if now - since >= _FORGET_AFTER_S]
             for name in long_gone:
-                if _is_done(self._files[name], done):
+                if _is_done(self._file(name), done):
                     del self._files[name], self._absent_since[name]
-            return {"next": self._next, "files": {file.name: [file.number, file.size] for file in self._files.values()}}
+            return {"next": self._next, "files": dict(self._files)}
+
+    def _file(self, name: str) -> TakenFile:
+        return TakenFile(name, *self._files[name])
 
 
 def _is_done(file: TakenFile, done: IntervalSet) -> bool:
