@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tidemill.clock import ManualClock
 from tidemill.data.assignment import AssignmentBase, plan
-from tidemill.data.loader import Loader
+from tidemill.data.loader import Loader, ReadPlan
 from tidemill.data.progress import Progress
 from tidemill.data.split import SplitId
 from tidemill.errors import DeadlineError
@@ -210,6 +210,22 @@ def test_order_holds_with_many_transforming_threads():
 
     with loading(ScriptedSource({"a": [rows(0, 40)]}), transform=first_is_slow, threads=3) as loader:
         assert [d.payload[0] for d in drain(loader)] == list(range(0, 40, 4))
+
+
+def test_a_stream_is_in_order_whatever_is_asked_for():
+    """What is trained of a partition is all up to some position: there a resumed run begins."""
+    gate = threading.Event()
+
+    def first_waits(table, size):
+        if ids(table, size)[0] == 0:
+            assert gate.wait(FOREVER)
+        return ids(table, size)
+
+    source = ScriptedSource({"a": [rows(0, 8), Eof()]}, bounded=False)
+    with loading(source, transform=first_waits, threads=2, reading=ReadPlan(in_order=False)) as loader:
+        assert loader.take(0.2) is None
+        gate.set()
+        assert [d.payload for d in drain(loader)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
 def test_reads_no_further_ahead_than_depth():

@@ -23,8 +23,8 @@ def write_capture(storage: Storage, folder: str, rank: int, capture: Capture, da
     files = {
         name: write_arrays(storage, f"{folder}/{name}.safetensors", arrays) for name, arrays in sorted(capture.dense_files.items())
     }
-    # A set without a row says nothing; a full shard without one says that this rank has none.
-    tables = [table for table in capture.tables if table.ids is None or len(table.ids)]
+    # A file is named by its first row: one without a row could have the name of another rank's.
+    tables = [table for table in capture.tables if len(table.weight)]
     return CheckpointPart(
         table_files=[write_rows(storage, folder, WEIGHTS, table.shard({"weight": table.weight})) for table in tables],
         optimizer_files=[

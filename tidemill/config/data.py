@@ -236,7 +236,7 @@ class DataConfig(Config):
     """input_fields in short: `name:TYPE;name:TYPE`."""
     in_order: bool = True
     """Train batches in the order of the rows. If not, whichever is ready first comes first: each row still once, but no run
-    repeats another."""
+    repeats another. A stream's are always in order."""
     reader_threads: Positive = 1
     """Threads of a rank that read files or tables, each a stretch of the rank's rows of its own. A stream is read by one."""
     transform_threads: Positive = 1

@@ -57,7 +57,9 @@ class RowCounts:
 class ReadPlan:
     """How a loader reads a bounded source. `readers`: threads, each of which reads a stretch of the rank's rows of its own.
 
-    `shuffle` None: rows come as they lie. Without `in_order` batches come as they get ready, so that no two runs are alike.
+    `shuffle` None: rows come as they lie. Without `in_order` batches come as they get ready, so that no two runs are alike. A
+    stream's batches keep their order all the same: its event time would otherwise promise rows that aren't trained.
+    Streams always come in order: what a run has trained of a partition must be all up to some position.
     """
 
     readers: int = 1
@@ -147,6 +149,12 @@ class Loader(Generic[T]):
         """Rows read so far, ahead of what was taken."""
         return self._counts if self._dead_letters is None else replace(self._counts, poison=self._dead_letters.count)
 
+    @property
+    def keeps_order(self) -> bool:
+        """Whether a split's rows are delivered in the order in which they lie."""
+        reading = self._reading
+        return not self._source.bounded or (reading.readers == 1 and reading.shuffle is None and reading.in_order)
+
     def take(self, timeout_s: float) -> Delivery[T] | None:
         """The next batch; None if none is ready within the timeout (real seconds).
 
@@ -230,7 +238,7 @@ class Loader(Generic[T]):
 
     def _ready_slot(self) -> _Slot[T] | None:
         """The batch to give next, if it is ready. Called with the lock held."""
-        if self._reading.in_order:
+        if self._reading.in_order or not self._source.bounded:
             return self._slots[0] if self._slots and self._slots[0].ready else None
         return next((slot for slot in self._slots if slot.ready), None)
 
