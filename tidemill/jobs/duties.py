@@ -115,21 +115,18 @@ def checkpoint_duty(saver: Saver, config: TrainConfig, restored: Restored) -> Du
         """Nothing, if a trigger that doesn't count steps is due where there is a checkpoint already."""
         return 0 if duty.committed_step == point.last_step else saver.save(point)
 
+    def on_settled(number: int, committed: bool) -> None:
+        manager.on_settled(number, committed)
+        if committed:
+            saver.feed.committed()
+
     duty = Duty(
         act=save,
         triggers=triggers,
         ready=lambda: manager.ready,
         settled=lambda: manager.settled,
-        on_settled=manager.on_settled,
+        on_settled=on_settled,
     )
-    settle = duty.on_settled
-
-    def on_settled(number: int, committed: bool) -> None:
-        settle(number, committed)
-        if committed:
-            saver.feed.committed()
-
-    duty.on_settled = on_settled
     if saver.run.start.own:
         duty.committed_step = restored.step
     return duty
