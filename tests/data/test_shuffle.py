@@ -16,7 +16,7 @@ from tidemill.data.loader import Loader, ReadPlan
 from tidemill.data.progress import Progress
 from tidemill.data.shuffle import Shuffle
 from tidemill.data.split import Scatter, Split, SplitId
-from tidemill.testing.scripted_source import Abort, Rows, ScriptedSource
+from tidemill.testing.scripted_source import Abort, Eof, Rows, ScriptedSource
 from tidemill.testing.source_contract import numbered
 
 FOREVER = 30.0
@@ -217,6 +217,79 @@ def test_readers_error_comes_in_its_place_and_stays():
         for _ in range(2):
             with pytest.raises(OSError, match="disk"):
                 loader.take(FOREVER)
+
+
+class Broken(ScriptedSource):
+    """Fails where it is told to."""
+
+    def __init__(self, where, scripts):
+        super().__init__(scripts)
+        self.where = where
+
+    def open(self, split, remaining, done):
+        if self.where == "open":
+            raise OSError("broken")
+        reader = super().open(split, remaining, done)
+        if self.where == "exit":
+            reader.read = self.leave
+        if self.where == "close":
+            reader.close = self.fail
+        return reader
+
+    def fail(self):
+        raise OSError("broken")
+
+    def leave(self, timeout_s):
+        raise SystemExit("broken")
+
+
+def take_all(loader):
+    while True:
+        assert loader.take(FOREVER) is not None, "nothing came before the deadline"
+
+
+@pytest.mark.parametrize("readers", [1, 3])
+@pytest.mark.parametrize("shuffle", [None, Shuffle(0, 0, 4)])
+@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize("where", ["open", "exit", "close", "transform"])
+def test_no_error_leaves_the_loader_hanging(where, in_order, shuffle, readers):
+    """Whatever breaks, in whatever thread: take raises it, again and again, and close returns."""
+    plain = source_of([6], [6], [6])
+    source = Broken(where, {split.name: script for split, script in plain._scripts.items()})
+
+    def transform(table, size):
+        if where == "transform":
+            raise SystemExit("broken")
+        return ids(table, size)
+
+    _, assigned = plan(source.discover(), None, {}, 1, 0)
+    loader = Loader(
+        source, assigned, batch_size=2, transform=transform, reading=ReadPlan(readers, shuffle, in_order), threads=2, depth=3
+    )
+    with closing(loader):
+        for _ in range(2):
+            with pytest.raises((OSError, SystemExit), match="broken"):
+                take_all(loader)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("loader-")]
+
+
+def test_a_stream_keeps_its_order_whatever_the_plan_says():
+    release = threading.Event()
+
+    def first_is_slow(table, size):
+        if ids(table, size)[0] == 0:
+            assert release.wait(FOREVER)
+        else:
+            release.set()
+        return ids(table, size)
+
+    plain = source_of([6])
+    source = ScriptedSource({split.name: [*script, Eof()] for split, script in plain._scripts.items()}, bounded=False)
+    _, assigned = plan(source.discover(), None, {}, 1, 0)
+    reading = ReadPlan(4, Shuffle(0, 0, 4), in_order=False)
+    with closing(Loader(source, assigned, batch_size=2, transform=first_is_slow, reading=reading, threads=2)) as loader:
+        assert loader.keeps_order
+        assert [loader.take(FOREVER).payload for _ in range(3)] == [[0, 1], [2, 3], [4, 5]]
 
 
 def test_provenance_of_a_shuffled_batch_tells_rows_times_and_places():

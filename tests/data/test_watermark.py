@@ -79,3 +79,11 @@ def test_a_file_read_to_its_end_holds_nothing_back():
     assert mark.report([at(B, 30.0)], never) == (30.0, False)
     mark.advance(at(B, 30.0))
     assert mark.report([], never) == (30.0, False), "all done: the largest"
+
+
+def test_files_read_in_any_order_have_no_time_before_their_ends():
+    mark = Watermark([A, B], left={A: 2, B: 1}, in_order=False)
+    for split, time in ((A, 30.0), (B, 20.0)):
+        mark.advance(at(split, time))
+        assert mark.report([], never) == (None, False), "an earlier row of A may still come"
+    assert mark.report([at(A, 10.0)], never) == (30.0, False)

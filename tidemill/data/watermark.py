@@ -14,8 +14,9 @@ class Watermark:
 
     `reached` and `value` are those of the checkpoint that a run resumes from. `left`: positions still to be trained of bounded
     splits; one that has been trained to its end holds nothing back any more, and when all have, the time is the largest of
-    them. Times in runs are taken as they are: the loader has replaced those that can't be true by NaN. Belongs to the training
-    thread.
+    them. `in_order`: rows of a split are trained in the order in which they lie. If not, rows of any time may still come from one
+    that isn't at its end, so that it has no time until then. Times in runs are taken as they are: the loader has replaced those
+    that can't be true by NaN. Belongs to the training thread.
     """
 
     def __init__(
@@ -25,11 +26,13 @@ class Watermark:
         reached: Mapping[SplitId, float] | None = None,
         value: float | None = None,
         left: Mapping[SplitId, int] | None = None,
+        in_order: bool = True,
     ) -> None:
         known = reached or {}
         self._reached = {split: known.get(split, math.nan) for split in partitions}
         self._left = dict(left or {})
         self._value = value
+        self._in_order = in_order
 
     def add(self, split: SplitId) -> None:
         """A partition that appeared while the others were read."""
@@ -52,7 +55,7 @@ class Watermark:
         in_hand = {split for provenance in pending for split, _, _ in provenance.parts()}
         busy = {split: time for split, time in reached.items() if split in in_hand or not idle(split)}
         unfinished = [time for split, time in busy.items() if left.get(split, 1) > 0]
-        if unfinished and not any(math.isnan(time) for time in unfinished):
+        if unfinished and self._in_order and not any(math.isnan(time) for time in unfinished):
             self._rise(min(unfinished))
         elif not unfinished:
             self._rise(max((time for time in busy.values() if not math.isnan(time)), default=None))

@@ -192,10 +192,11 @@ class DataFeed:
         self._partitions = [part.split.id for part in assigned if not part.is_finished]
         left = [part.remaining.count() for part in assigned if part.remaining is not None]
         self._rows_left = sum(left) if self._bounded else None
+        self._loader = self._open_loader(assigned)
         self._watermark = Watermark(
             self._partitions,
             reached=self.progress.max_event_time,
             value=self._watermark_value,
             left={part.split.id: part.remaining.count() for part in assigned if part.remaining is not None},
+            in_order=self._loader.keeps_order,
         )
-        self._loader = self._open_loader(assigned)
