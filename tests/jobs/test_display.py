@@ -10,7 +10,8 @@ from rich.console import Console
 
 from tidemill import logs
 from tidemill.data.split import Delivery, Provenance
-from tidemill.jobs.display import ProgressLine
+from tidemill.jobs import display
+from tidemill.jobs.display import ProgressLine, RowCount
 
 
 @dataclass
@@ -41,3 +42,26 @@ def test_the_line_counts_rows_and_the_log_prints_above_it():
     assert "step 7, loss 0.5000" in shown
     assert "100/300" in shown
     assert "something [odd]\n" in shown
+
+
+def test_rows_are_counted_in_a_line_on_a_terminal():
+    screen = io.StringIO()
+    handlers = logs.log.handlers[:]
+    with RowCount("scored", 300, Console(file=screen, force_terminal=True, width=100, color_system=None)) as count:
+        count.update(120)
+        count._progress.refresh()
+    assert "120/300" in screen.getvalue()
+    assert logs.log.handlers == handlers
+
+
+def test_rows_are_counted_in_the_log_elsewhere_and_by_rank_0_alone(caplog, monkeypatch):
+    caplog.set_level(logging.INFO, logger="tidemill")
+    with RowCount("scored", 300, Console(file=io.StringIO())) as count:
+        count.update(100)
+        assert not caplog.messages
+        monkeypatch.setattr(display, "_EVERY_S", 0.0)
+        count.update(120)
+    with RowCount("scored", 300, None) as silent:
+        silent.update(150)
+    [message] = caplog.messages
+    assert message.startswith("scored 120 of 300 rows")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 from tests.data.kafka_messages import committed_messages
 from tests.data.kafka_topics import new_topic
 from tidemill.errors import ConfigError, DataError, SchemaError
-from tidemill.jobs.addresses import input_kind, output_kind
+from tidemill.jobs.addresses import input_kind, output_kind, require_apart
 from tidemill.jobs.predict import PredictRequest, predict
 from tidemill.serving.loader import load_generation
 from tidemill.serving.predictor import Predictor
@@ -193,6 +194,34 @@ def test_a_topic_gets_the_scores(life, served: PredictRequest, tmp_path: Path) -
         assert found["event_id"].to_pylist() == pq.read_table(life.day)["event_id"].to_pylist()
         with pytest.raises(ConfigError, match="can't be overwritten"):
             predict(replace(served, output_path=address))
+
+
+def test_what_is_read_is_never_replaced(life, served: PredictRequest, tmp_path: Path) -> None:
+    folder = tmp_path / "rows of a day"
+    folder.mkdir()
+    pq.write_table(pq.read_table(life.day), folder / "part-00000.parquet")
+    for output in (str(folder), f"{folder}/*.csv"):
+        with pytest.raises(ConfigError, match="which is read: write to another folder"):
+            predict(replace(served, input_path=f"{folder}/*.parquet", output_path=output))
+    predict(replace(served, input_path=f"{folder}/*.parquet", output_path=str(folder / "scores")))
+    assert pq.read_table(folder / "part-00000.parquet").num_rows == 160
+
+
+@pytest.mark.parametrize(
+    ("read", "written", "refused"),
+    [
+        ("t/dt=1&dt=2", "t/dt=2", True),
+        ("t/dt=1/hr=2", "t/hr=2/dt=1", True),
+        ("t", "t/dt=2", True),
+        ("t/dt=1", "t/dt=2", False),
+        ("t/dt=1", "other/dt=1", False),
+        ("s.t/dt=1", "t/dt=1", False),
+    ],
+)
+def test_a_partition_that_is_read_is_never_replaced(read: str, written: str, refused: bool) -> None:
+    source, target = f"odps://p/tables/{read}", f"odps://p/tables/{written}"
+    with pytest.raises(ConfigError, match="is read too") if refused else nullcontext():
+        require_apart(source, [], "maxcompute", target, "")
 
 
 @pytest.mark.parametrize(

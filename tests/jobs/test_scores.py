@@ -15,7 +15,7 @@ from tidemill.contracts.output import OutputManifest
 from tidemill.data.split import Delivery, Provenance
 from tidemill.data.writers.output import OutputConfig
 from tidemill.data.writers.parquet import ParquetOutput
-from tidemill.errors import ConfigError, DataError, SchemaError, StorageError
+from tidemill.errors import ConfigError, DataError, PeerLostError, SchemaError, StorageError
 from tidemill.jobs import ranks as module
 from tidemill.jobs import scores as loop
 from tidemill.jobs.ranks import Ranks
@@ -153,4 +153,12 @@ def test_an_output_that_is_there_is_refused_on_all_ranks_before_the_rest_is_scor
     results, scorers, _ = run(tmp_path, [n(0)] * 50, [n(1)] * 50)
     assert all(isinstance(result.error, ConfigError) for result in results)
     assert [scorer.asked for scorer in scorers] == [1, 1]
+    assert numbers(tmp_path) == [7]
+
+
+def test_a_rank_that_dies_ends_the_others_and_the_old_output_stays(tmp_path: Path) -> None:
+    run(tmp_path, [n(7)])
+    results, _, _ = run(tmp_path, [n(0), n(1)], [n(2), ZeroDivisionError("a defect")], overwrite=True)
+    assert isinstance(results[0].error, PeerLostError)
+    assert isinstance(results[1].error, ZeroDivisionError)
     assert numbers(tmp_path) == [7]

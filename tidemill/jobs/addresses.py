@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import unquote
 
 from tidemill import registry
 from tidemill.config.data import SOURCE_KINDS
+from tidemill.config.odps_uri import SCHEME, parse_odps_path, parse_odps_paths, partition_key
+from tidemill.data.split import Split
 from tidemill.data.writers.output import Output
 from tidemill.errors import ConfigError
 
@@ -46,6 +49,25 @@ def output_kind(address: str, writer_type: str | None = None) -> str:
     if wanted != found and not (wanted == "csv" and is_folder):
         raise ConfigError(f"writer_type: {writer_type} can't write to an address of {found} output")
     return wanted
+
+
+def require_apart(input_path: str, splits: Sequence[Split], kind: str, output_path: str, place: str) -> None:
+    """Raise ConfigError if an output of this kind would replace what is read.
+
+    `place`: of the output, which for a folder is its URL.
+    """
+    if kind in ("parquet", "csv"):
+        folder = unquote(place.removeprefix("file://")).rstrip("/")
+        inside = [split.id.name for split in splits if split.id.name.rpartition("/")[0] == folder]
+        if inside:
+            raise ConfigError(f"{folder} holds {inside[0]}, which is read: write to another folder")
+    elif kind == "maxcompute" and input_path.startswith(SCHEME):
+        target = parse_odps_path(output_path)
+        wanted = {partition_key(spec) for spec in target.partitions}
+        for path in parse_odps_paths(input_path):
+            read = {partition_key(spec) for spec in path.partitions}
+            if path.table == target.table and (not read or not wanted or read & wanted):
+                raise ConfigError(f"{output_path} is read too: write to another partition or table")
 
 
 def _kind(address: str, family: str) -> str:

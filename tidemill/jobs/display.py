@@ -51,20 +51,19 @@ class ProgressLine:
 class RowCount:
     """How many rows of all are done: a line that stands on a terminal, elsewhere one in the log every `_EVERY_S`.
 
-    `what`: what is done with rows ("scored"). `shown` False: nothing is said. A context manager; `update` may be called within.
+    `what`: what is done with rows ("scored"). `console` None: nothing is said. A context manager; `update` may be called within.
     """
 
-    def __init__(self, what: str, total: int, *, shown: bool) -> None:
+    def __init__(self, what: str, total: int, console: Console | None) -> None:
         self._what = what
         self._total = total
-        self._shown = shown
-        self._console = Console(stderr=True)
+        self._console = console
         self._started = self._said = time.monotonic()
         self._handlers = log.handlers[:]
         self._progress: Progress | None = None
 
     def __enter__(self) -> Self:
-        if self._shown and self._console.is_terminal:
+        if self._console is not None and self._console.is_terminal:
             known = [BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()]
             self._progress = Progress(TextColumn("{task.description}"), *known, console=self._console, transient=True)
             self._progress.add_task(self._what, total=self._total)
@@ -78,7 +77,7 @@ class RowCount:
             self._progress.update(self._progress.task_ids[0], completed=rows)
             return
         now = time.monotonic()
-        if self._shown and now - self._said >= _EVERY_S:
+        if self._console is not None and now - self._said >= _EVERY_S:
             self._said = now
             log.info("%s %d of %d rows, %.0f a second", self._what, rows, self._total, rows / (now - self._started))
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from rich.console import Console
 
 from tidemill import logs
 from tidemill.config.env import odps_table_lifecycle
@@ -23,7 +24,7 @@ from tidemill.distributed.agreement import Agreement
 from tidemill.distributed.runtime import Runtime, start_runtime
 from tidemill.errors import ConfigError, DataError
 from tidemill.jobs import pipeline
-from tidemill.jobs.addresses import input_kind, make_output, output_kind
+from tidemill.jobs.addresses import input_kind, make_output, output_kind, require_apart
 from tidemill.jobs.discovery import discover
 from tidemill.jobs.display import RowCount
 from tidemill.jobs.inputs import Address, Columns, input_of
@@ -99,6 +100,7 @@ def _predict(request: PredictRequest, config: PipelineConfig | None, runtime: Ru
     source = rows.source(address, list(dict.fromkeys([*needed, *reserved])))
     resources.callback(source.close)
     splits = discover(source, agreement, ranks.rank)
+    require_apart(request.input_path, splits, target, request.output_path, output.place)
     # Registered first, so that it happens last: what still writes has ended by then.
     resources.callback(output.abort)
     loader: Loader[Rows[Any]] = Loader(
@@ -108,7 +110,7 @@ def _predict(request: PredictRequest, config: PipelineConfig | None, runtime: Ru
         transform=lambda table, size: Rows(table, scorer.prepare(table.select(needed))),
     )
     resources.callback(loader.close)
-    progress = resources.enter_context(RowCount("scored", _total(splits), shown=ranks.rank == 0))
+    progress = resources.enter_context(RowCount("scored", _total(splits), Console(stderr=True) if ranks.rank == 0 else None))
 
     def columns(table: pa.Table, scores: Mapping[str, np.ndarray]) -> pa.Table:
         return _scored(table.select(reserved), scores, request.outputs)
