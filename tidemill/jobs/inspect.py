@@ -68,6 +68,8 @@ class Inspection:
     sections: list[Section] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     files_checked: int = 0
+    verdicts: dict[FileEntry, str | None] = field(default_factory=dict)
+    """What is wrong with a file: incremental checkpoints share theirs, and no file is read twice."""
 
     def fields(self, title: str, rows: Iterable[tuple[str, Any]]) -> None:
         """Add names with values; None is left out."""
@@ -158,16 +160,24 @@ def _once(entries: list[FileEntry]) -> list[FileEntry]:
 def _check_files(inspection: Inspection, storage: Storage, entries: Iterable[FileEntry]) -> None:
     """Sizes and hashes of all files that a manifest lists, and the form of those that hold arrays."""
     for entry in entries:
-        inspection.files_checked += 1
-        try:
-            if entry.key.endswith(".safetensors"):
-                read_arrays(storage, entry.key, sha256=entry.sha256, size=entry.size)
-                continue
+        if entry not in inspection.verdicts:
+            inspection.files_checked += 1
+            inspection.verdicts[entry] = _fault(storage, entry)
+        if fault := inspection.verdicts[entry]:
+            inspection.faults.append(fault)
+
+
+def _fault(storage: Storage, entry: FileEntry) -> str | None:
+    try:
+        if entry.key.endswith(".safetensors"):
+            read_arrays(storage, entry.key, sha256=entry.sha256, size=entry.size)
+        else:
             require_bytes(view(storage, entry.key), entry, where=f"{entry.key!r} in {storage.url}")
-        except NotFoundError:
-            inspection.faults.append(f"{entry.key}: listed, but isn't there")
-        except TidemillError as error:
-            inspection.faults.append(str(error))
+    except NotFoundError:
+        return f"{entry.key}: listed, but isn't there"
+    except TidemillError as error:
+        return str(error)
+    return None
 
 
 def _show(inspection: Inspection, document: Document) -> None:
@@ -380,8 +390,9 @@ def _show_checkpoints(inspection: Inspection, storage: Storage, found: list[Obje
         total = sum(entry.size for entry in manifest.all_files)
         state = "whole" if len(inspection.faults) == before else "torn"
         watermark = "" if manifest.watermark is None else _text("watermark", manifest.watermark)
-        rows.append((str(step), str(term), f"{manifest.examples:,}", watermark, _size(total), state))
-    inspection.table("checkpoints", ("step", "term", "examples", "watermark", "size", "state"), rows)
+        increments = str(manifest.increments) if manifest.increments else ""
+        rows.append((str(step), str(term), f"{manifest.examples:,}", watermark, _size(total), increments, state))
+    inspection.table("checkpoints", ("step", "term", "examples", "watermark", "size", "increments", "state"), rows)
 
 
 def _show_releases(inspection: Inspection, storage: Storage, found: list[ObjectInfo], snapshot: SnapshotManifest | None) -> None:
