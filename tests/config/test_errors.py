@@ -294,6 +294,29 @@ def test_manual_steps_must_fit(errors, small):
 COUNTS = (None, 1, 2, 3, 5, 1000)
 
 
+@pytest.mark.parametrize(
+    ("kafka", "text"),
+    [
+        ("message_format: avro", "kafka.message_format: avro needs the messages' schemas: give schema_registry or schema_file"),
+        ("message_format: protobuf schema_file: 'x' schema_registry { url: 'http://h' }", "protobuf needs the messages' schemas"),
+        ("schema_file: 'x'", "kafka.schema_file: JSON has no schema"),
+        ("message_format: arrow schema_registry { url: 'http://h' }", "kafka.schema_registry: Arrow messages hold their schema"),
+        ("schema_registry { url: 'h:1' }", "kafka.schema_registry.url: "),
+        ("dead_letter { topic: 'clicks' }", "kafka.dead_letter.topic: is read itself"),
+        ("poison_window: 0", "kafka.poison_window: must be > 0"),
+    ],
+)
+def test_messages_of_a_topic(errors, kafka, text):
+    section = f"KafkaDataset\nkafka {{ brokers: 'h:1' topic: 'clicks' {kafka} }}"
+    (line,) = errors(PROTO.replace("ParquetDataset", section))
+    assert text in line
+
+
+def test_a_folder_has_no_dead_letter_topic(errors):
+    lines = errors(PROTO.replace("ParquetDataset", "FolderDataset\nfolder { dead_letter { topic: 'x' } }"))
+    assert any("folder.dead_letter.topic: a folder has no topics" in line for line in lines)
+
+
 @pytest.mark.parametrize("epochs", COUNTS)
 @pytest.mark.parametrize("steps", COUNTS)
 def test_either_steps_or_passes_bound_a_run(load, errors, steps, epochs):

@@ -3,19 +3,23 @@
 import base64
 import json
 import threading
+from contextlib import closing
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemill import logs
+from tidemill.config.data import FolderConfig
 from tidemill.data.assignment import assign
 from tidemill.data.dead_letters import DeadLetter, DeadLetterFile, DeadLetters, DeadLetterSink
 from tidemill.data.loader import Loader
 from tidemill.data.progress import Progress
 from tidemill.data.salvage import bad_rows, without_rows
+from tidemill.data.sources.folder import FolderSource
 from tidemill.data.split import Provenance, Run, SplitId
 from tidemill.errors import DataError, SchemaError, StorageError
 from tidemill.testing.scripted_source import Eof, Rows, ScriptedSource
@@ -242,6 +246,17 @@ def test_loader_without_dead_letters_or_with_a_wrong_schema_fails_at_once(letter
 
     with pytest.raises(error, match=r"^no$"):
         load(ScriptedSource({"a": script(5)}), letters, transform)
+
+
+def test_rows_of_a_folder_are_named_by_file(tmp_path):
+    pq.write_table(pa.table({"n": [0, 1, 2]}), tmp_path / "a.parquet")
+    letters = DeadLetters(max_poison=9, window=9, sink=(kept := Kept()))
+    source = FolderSource(FolderConfig(num_splits=1, poll_s=0.01), str(tmp_path), {"n": pa.int64()})
+    assigned = assign(source.discover(), {}, 1, 0)
+    with closing(Loader(source, assigned, batch_size=3, transform=refuse({1}), dead_letters=letters)) as loader:
+        assert loader.take(10.0).payload == [0, 2]
+    (letter,) = kept.letters
+    assert (letter.place["file"], letter.place["row"], letter.values) == ("a.parquet", 1, {"n": 1})
 
 
 def test_letters_from_several_threads():

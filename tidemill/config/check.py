@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from tidemill.config.base import Config
-from tidemill.config.data import SOURCE_KINDS, DataConfig, parse_columns
+from tidemill.config.data import SOURCE_KINDS, DataConfig, KafkaConfig, parse_columns
 from tidemill.config.kafka_uri import parse_kafka_uri
 from tidemill.config.odps_uri import parse_odps_paths
 from tidemill.config.pipeline import PipelineConfig
@@ -59,6 +59,10 @@ def _source(config: PipelineConfig) -> Found:
         yield ("data_config", "dataset_type"), "needs data_config.event_time.column: files have no other event time"
     if data.dataset_type == "CsvDataset":
         yield from _csv(data)
+    if data.kafka is not None:
+        yield from _messages(data.kafka)
+    if data.folder.dead_letter.topic:
+        yield ("data_config", "folder", "dead_letter", "topic"), "a folder has no topics; dead letters are kept in the run's folder"
     if not config.model_dir:
         yield ("model_dir",), "empty; name the folder of checkpoints"
     if data.mode == "FG_BUCKETIZE":
@@ -76,6 +80,18 @@ def _maxcompute(config: PipelineConfig) -> Found:
                 parse_odps_paths(path)
         except ValueError as error:
             yield (field,), str(error)
+
+
+def _messages(kafka: KafkaConfig) -> Found:
+    path, format_, has_file = ("data_config", "kafka"), kafka.message_format, bool(kafka.schema_file)
+    if format_ in ("avro", "protobuf") and has_file == (kafka.schema_registry is not None):
+        yield (*path, "message_format"), f"{format_} needs the messages' schemas: give schema_registry or schema_file, and not both"
+    if format_ == "json" and has_file:
+        yield (*path, "schema_file"), "JSON has no schema; input_fields say the columns' types"
+    if format_ == "arrow" and kafka.schema_registry is not None:
+        yield (*path, "schema_registry"), "Arrow messages hold their schema; if they don't, give schema_file"
+    if kafka.dead_letter.topic in kafka.topic:
+        yield (*path, "dead_letter", "topic"), "is read itself, so what can't be used would come again and again"
 
 
 def _csv(data: DataConfig) -> Found:

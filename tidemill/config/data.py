@@ -146,6 +146,12 @@ class FolderConfig(Config):
     """A part without rows for so long is idle, and doesn't hold back the watermark."""
     incomplete_timeout_s: Seconds = 60.0
     """How long a file may be there that can't be read yet."""
+    max_poison: Unsigned = 100
+    """How many rows that can't become examples are skipped, among any `poison_window` in a row, before the run fails."""
+    poison_window: Positive = 1_000_000
+    """Over how many rows the skipped ones are counted, on each rank."""
+    dead_letter: DeadLetterConfig = DeadLetterConfig()
+    """Where rows go that can't be used: a file; there is no topic."""
     outage_timeout_s: Seconds = 300.0
     """How long a running job waits for a store that can't be reached."""
 

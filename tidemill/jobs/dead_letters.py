@@ -12,14 +12,14 @@ from tidemill.data.sources.kafka_dead_letters import DeadLetterTopic
 
 def open_dead_letters(config: PipelineConfig, folder: Path | None, rank: int) -> DeadLetters | None:
     """For a stream; None for a table, whose bad rows are errors. `folder`: the run's; None: there is none to keep a file in."""
-    kafka = config.kafka
-    if kafka is None:
+    stream = config.stream
+    if stream is None:
         return None
-    settings = kafka.dead_letter
+    settings = stream.dead_letter
     sink: DeadLetterSink | None = None
-    if settings.topic:
-        sink = DeadLetterTopic(kafka, settings.topic)
+    if settings.topic and config.kafka is not None:
+        sink = DeadLetterTopic(config.kafka, settings.topic)
     elif folder is not None:
         path = folder / layout.dead_letters(rank)
         sink = DeadLetterFile(path, max_bytes=settings.max_bytes, max_payload_bytes=settings.max_payload_bytes)
-    return DeadLetters(max_poison=kafka.max_poison, window=kafka.poison_window, sink=sink)
+    return DeadLetters(max_poison=stream.max_poison, window=stream.poison_window, sink=sink)

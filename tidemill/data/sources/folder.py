@@ -103,6 +103,11 @@ class FolderSource(Source):
             return split.fingerprint
         return {"num_splits": self.config.num_splits, **taken.describe(done, time.monotonic())}
 
+    def place_of(self, split: SplitId, position: int) -> dict[str, Any]:
+        taken = self._taken.get(split)
+        name = taken.name(position >> FILE_ROW_BITS) if taken else None
+        return {"split": split.name, "file": name, "row": position & ((1 << FILE_ROW_BITS) - 1)}
+
     @property
     def url(self) -> str:
         """The folder's name: the same however its path was worded."""

@@ -60,6 +60,11 @@ class TakenFiles:
         with self._lock:
             return self._file(name) if name in self._files else None
 
+    def name(self, number: int) -> str | None:
+        """The name of the file with a number; None if it was forgotten."""
+        with self._lock:
+            return next((name for name, (taken, _) in self._files.items() if taken == number), None)
+
     def left(self, done: IntervalSet) -> list[TakenFile]:
         """Files that were taken and aren't done, in the order of taking."""
         with self._lock:
