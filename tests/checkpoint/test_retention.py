@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 import time
 from contextlib import ExitStack, suppress
 
@@ -58,6 +59,21 @@ def save_all(storage, steps, keep=0):
 def test_the_newest_few_stay(storage):
     save_all(storage, [1, 2, 3, 4], keep=2)
     assert steps_left(storage) == {"model.ckpt-3", "model.ckpt-4"}
+
+
+def test_nothing_is_deleted_on_the_training_thread(storage):
+    """DCL 9.18."""
+    deleting = set()
+
+    class Watched(FaultyStorage):
+        def delete(self, key):
+            deleting.add(threading.current_thread())
+            super().delete(key)
+
+    save_all(Watched(storage), [1, 2, 3], keep=1)
+    assert steps_left(storage) == {"model.ckpt-3"}
+    assert deleting
+    assert threading.current_thread() not in deleting
 
 
 def test_without_a_limit_all_stay(storage):
