@@ -29,6 +29,7 @@ N = 5
 """Not a multiple of the accumulation: the checkpoint is within one."""
 WARM_UP = {"decay_size": 4, "decay_factor": 0.7, "warmup_size": 7, "warmup_learning_rate": 0.001}
 STATEFUL: dict[str, Any] = {
+    "train_config.log_step_count_steps": 1,
     "train_config.gradient_accumulation_steps": 4,
     "train_config.grad_scaler": {"init_scale": 1024.0, "growth_interval": 1},
     "train_config.grad_clipping": {"clipping_type": "norm", "max_gradient": 0.01},
@@ -65,6 +66,13 @@ def newest(folder: Path) -> tuple[LocalStorage, CheckpointManifest]:
     return storage, read_checkpoint(storage)[1]
 
 
+def reported(folder: Path) -> dict[int, tuple[float, float]]:
+    """(dense, sparse) learning rates by step, of all runs."""
+    lines = [line for log in folder.glob("runs/*/events.jsonl") for line in log.read_text().splitlines()]
+    found = [event for event in map(json.loads, lines) if event["event"] == "train.progress"]
+    return {event["step"]: (event["dense_rate"], event["sparse_rate"]) for event in found}
+
+
 def everything(folder: Path) -> dict[str, bytes]:
     """All that the newest checkpoint holds of training, by name; random state and schedules included."""
     storage, manifest = newest(folder)
@@ -90,6 +98,9 @@ def test_2n_steps_are_n_and_a_resume_and_n_more(tmp_path: Path, written: Path, i
     assert any(name.startswith("dense_ema/") for name in straight)
     assert any(name.startswith("dense_gradients/") for name in half), "the checkpoint is within an accumulation"
     assert half["state"] != straight["state"]
+    rates = reported(tmp_path / "straight")
+    assert len(set(rates.values())) > N, "warm-up and decay"
+    assert reported(tmp_path / "resumed") == rates
     assert [name for name in straight.keys() | resumed.keys() if straight.get(name) != resumed.get(name)] == []
     assert bool(newest(tmp_path / "resumed")[1].increments) == incremental
 

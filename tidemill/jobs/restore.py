@@ -45,6 +45,11 @@ class Restored:
         """Give `owner` what every rank had saved under its name."""
         owner.load_state([state[name] for state in self.rank_states if name in state])
 
+    def load_own(self, name: str, owner: Stateful, run: Run) -> None:
+        """Give `owner` what this rank had saved, if there were as many ranks."""
+        if len(self.rank_states) == run.runtime.world_size and name in self.rank_states[run.rank]:
+            owner.load_state([self.rank_states[run.rank][name]])
+
 
 def restore(run: Run, learner: Learner) -> Restored:
     """Weights, optimizers, schedules and examples from the own checkpoint or the parent; the rest from the own one only.

@@ -134,7 +134,8 @@ class _Job:
             increments=_increments(run, self.learner),
         )
         run.resources.callback(self.manager.abort)
-        interval = IntervalStats(self.learner.step)
+        interval = self.interval = IntervalStats(self.learner.step)
+        restored.load_own("interval", interval, run)
         self.late = LateRows(lambda: self.loop.published_watermark)
         publisher = self.publication.publisher if self.publication else None
         figures = Figures(self.learner, self.manager, publisher, self.progressive, interval, self.examples, self._rows, self.feed)
@@ -186,7 +187,7 @@ class _Job:
 
     def _duties(self, restored: Restored) -> Duties:
         run, publication = self.run, self.publication
-        stateful: dict[str, Stateful] = {"progressive": self.progressive}
+        stateful: dict[str, Stateful] = {"progressive": self.progressive, "interval": self.interval}
         cut = None
         if publication:
             stateful |= {"touched": publication.touched, "cursor": publication.cursor}

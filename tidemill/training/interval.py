@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +24,7 @@ class Interval:
 
 
 class IntervalStats:
-    """Sums over the steps of this rank's own batches (`training.loop.Observer`)."""
+    """Sums over the steps of this rank's own batches (`training.loop.Observer`, `cadence.Stateful`)."""
 
     def __init__(self, step: TrainStep, clock: Clock | None = None) -> None:
         self._step = step
@@ -46,6 +47,23 @@ class IntervalStats:
         interval = Interval(self._steps, loss, self._rows / seconds)
         self._reset()
         return interval
+
+    def state(self) -> dict[str, Any]:
+        """The sums since the last look."""
+        return {
+            "steps": self._steps,
+            "rows": self._rows,
+            "loss_sum": self._loss_sum,
+            "weight": self._weight,
+            "seconds": self._clock.monotonic() - self._since,
+        }
+
+    def load_state(self, states: list[dict[str, Any]]) -> None:
+        """Go on with the sums of one rank, this one's own."""
+        (state,) = states
+        self._steps, self._rows = int(state["steps"]), int(state["rows"])
+        self._loss_sum, self._weight = float(state["loss_sum"]), float(state["weight"])
+        self._since = self._clock.monotonic() - float(state["seconds"])
 
     def _reset(self) -> None:
         self._since = self._clock.monotonic()

@@ -102,7 +102,8 @@ class Optimizers:
         return {"accumulated": self._accumulated, **self.scale.state()}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        self._accumulated = int(state["accumulated"])
+        """Take back what `state` gave; after `load_gradients`, since an accumulation without its gradients begins anew."""
+        self._accumulated = int(state["accumulated"]) if self._gradients else 0
         self.scale.load_state(state)
 
     def gradients(self) -> dict[str, np.ndarray]:
