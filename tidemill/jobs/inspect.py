@@ -14,6 +14,7 @@ from tidemill.contracts.checkpoint import CheckpointManifest, CheckpointPart
 from tidemill.contracts.files import FileEntry
 from tidemill.contracts.lineage import Deployment, LineageRecord, RunRecord, TermRecord
 from tidemill.contracts.output import OutputManifest
+from tidemill.contracts.positions import MAXCOMPUTE
 from tidemill.contracts.progress import FILE_ROW_BITS, ROW_BITS, DataloaderState, ProgressReport, SplitState, read_progress
 from tidemill.contracts.release import CurrentHint, CutPart, ReleaseManifest
 from tidemill.contracts.serving import ServingStatus
@@ -215,6 +216,11 @@ def _show_release(inspection: Inspection, release: ReleaseManifest) -> None:
 def _show_splits(inspection: Inspection, splits: list[SplitState]) -> None:
     rows = ((state.kind, state.split, *_progress(state)) for state in splits)
     inspection.table("progress", ("kind", "split", "done", "left"), rows)
+    tables = [state for state in splits if state.kind == MAXCOMPUTE]
+    sessions = (
+        (state.split, str(state.fingerprint.get("sess_idx", "none")), state.fingerprint.get("session", "")) for state in tables
+    )
+    inspection.table("read sessions", ("split", "index", "session"), sessions)
 
 
 def _progress(state: SplitState) -> tuple[str, str]:
