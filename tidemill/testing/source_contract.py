@@ -15,8 +15,9 @@ import pyarrow as pa
 from tidemill.contracts.progress import SplitState
 from tidemill.data.assignment import Assigned, AssignmentBase, plan
 from tidemill.data.intervals import NOTHING, IntervalSet
-from tidemill.data.loader import Loader
+from tidemill.data.loader import Loader, ReadPlan
 from tidemill.data.progress import Progress
+from tidemill.data.shuffle import Shuffle
 from tidemill.data.source import Source
 from tidemill.data.split import Delivery, Provenance, Split
 from tidemill.errors import SourceChangedError
@@ -103,6 +104,24 @@ class SourceContract(ABC):
                 break
         assert sorted(rows) == whole
 
+    def test_shuffles_with_several_readers_over_a_kill(self, tmp_path: Path) -> None:
+        """Each row once, in an order of its own, and the resumed run sees the batches that the uninterrupted one would have."""
+        with closing(self.make(tmp_path)) as source:
+            if not source.bounded:
+                return
+        plain = [key for delivery in self._read(tmp_path, Progress(), self.batch_size) for key in delivery.payload]
+        reading = ReadPlan(2, Shuffle(seed=1, pass_number=0, block_rows=2 * self.batch_size))
+        whole = self._read(tmp_path, Progress(), self.batch_size, reading=reading)
+        rows = [key for delivery in whole for key in delivery.payload]
+        assert sorted(rows) == sorted(plain)
+        assert rows != plain
+        with closing(self.make(tmp_path)) as source:
+            base, _ = plan(source.discover(), None, {}, 1, 0)
+        progress = Progress()
+        head = self._read(tmp_path, progress, self.batch_size, batches=2, reading=reading)
+        tail = self._read(tmp_path, self._saved(tmp_path, progress), self.batch_size, base=base, reading=reading)
+        assert [d.payload for d in (*head, *tail)] == [d.payload for d in whole]
+
     def test_drops_rows_before_the_boundary_and_covers_them(self, tmp_path: Path) -> None:
         if self.time is None:
             return
@@ -148,6 +167,7 @@ class SourceContract(ABC):
         rank: tuple[int, int] = (1, 0),
         base: AssignmentBase | None = None,
         into: Progress | None = None,
+        reading: ReadPlan | None = None,
     ) -> list[Delivery[list[str]]]:
         """Train (that is: note) up to so many batches from where `progress` stands, as one rank of a new process."""
         source = self.make(directory)
@@ -162,6 +182,7 @@ class SourceContract(ABC):
                 batch_size=batch_size,
                 transform=lambda table, size: table.column(self.key).to_pylist(),
                 max_wait_s=0.05,
+                reading=reading,
             )
             with closing(loader):
                 deliveries = []
