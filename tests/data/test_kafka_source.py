@@ -6,6 +6,7 @@ from contextlib import closing
 import numpy as np
 import pyarrow as pa
 import pytest
+from confluent_kafka import TopicPartition
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -176,6 +177,26 @@ def test_retention_that_overtakes_a_reader_obeys_the_same_policy(broker, topic, 
         assert ids == (before if policy == "fail" else [*before, 10, 11])
         runs = [run for raw in raws for run in raw.runs]
         assert [run.start for run in runs] == [0, *(run.stop for run in runs[:-1])]
+
+
+def test_what_comes_with_an_expired_offset_of_another_partition_comes_again(broker):
+    """Rows and the end of one partition, in the same read in which the other turns out to have expired."""
+    topic = new_topic(broker, 2)
+    produce(broker, topic, [row(i) for i in range(5)])
+    produce(broker, topic, [row(10 + i) for i in range(3)], partition=1)
+    made = source(broker, topic, on_data_loss="earliest")
+    with closing(made), closing(made.open_all(plan(made.discover(), None, {}, 1, 0)[1])) as reader:
+        delete_before(broker, topic, 3)
+        reader._consumer.assign([TopicPartition(topic, 0, 1), TopicPartition(topic, 1, 0)])
+        time.sleep(0.5)
+        raws = [first_rows(reader)]
+        while sum(raw.num_rows for raw in raws) < 5:
+            raws.append(first_rows(reader))
+        ids = [key for raw in raws if raw.num_rows for key in raw.table.column("event_id").to_pylist()]
+        assert sorted(ids) == ["e10", "e11", "e12", "e3", "e4"]
+        for partition in range(2):
+            runs = [run for raw in raws for run in raw.runs if run.split == split_of(topic, partition)]
+            assert [run.start for run in runs] == [0, *(run.stop for run in runs[:-1])]
 
 
 def first_rows(reader, timeout_s=0.1):

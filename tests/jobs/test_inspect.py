@@ -80,6 +80,9 @@ def test_what_is_left_of_each_split_is_shown(tmp_path: Path) -> None:
         splits=[
             SplitState(kind="kafka", split="t:0", intervals=[(5 << 20, (9 << 20) + 3)], fingerprint={}),
             SplitState(kind="kafka", split="t:1", intervals=[], fingerprint={}),
+            SplitState(kind="kafka", split="t:2", intervals=[], fingerprint={"start": 7, "end": 12}),
+            SplitState(kind="kafka", split="t:3", intervals=[(7 << 20, 9 << 20)], fingerprint={"start": 7, "end": 12}),
+            SplitState(kind="kafka", split="t:4", intervals=[(7 << 20, 12 << 20)], fingerprint={"start": 7, "end": 12}),
             SplitState(kind="parquet", split="a", intervals=[(0, 1000), (1500, 2000)], num_rows=3000, fingerprint={}),
             SplitState(kind="parquet", split="b", intervals=[(0, 10)], num_rows=10, fingerprint={}),
         ],
@@ -89,6 +92,9 @@ def test_what_is_left_of_each_split_is_shown(tmp_path: Path) -> None:
     shown = text(inspect(str(tmp_path / layout.DATALOADER_STATE)))
     assert "kafka | t:0 | 5 to 9+3 | from 9+3" in shown
     assert "kafka | t:1 | nothing | all" in shown
+    assert "kafka | t:2 | nothing | 7 to 12" in shown
+    assert "kafka | t:3 | 7 to 9 | 9 to 12" in shown
+    assert "kafka | t:4 | 7 to 12 | nothing" in shown
     assert "parquet | a | 1,500 of 3,000 rows | 1,500 rows: 1,000 to 1,500, 2,000 to 3,000" in shown
     assert "parquet | b | 10 of 10 rows | nothing" in shown
     assert "2024-01-03 00:00:00 (1704240000.5)" in shown
