@@ -254,9 +254,12 @@ def _progress_of_folder(state: SplitState) -> tuple[str, str]:
 def _kafka_left(state: SplitState) -> str:
     """What is left of a partition: from its position on, to its end if there is one."""
     start, end = state.fingerprint.get("start"), state.fingerprint.get("end")
-    if not state.intervals and start is None:
+    if state.intervals:
+        position = state.intervals[0][1]
+    elif isinstance(start, int):
+        position = start << ROW_BITS
+    else:
         return "all"
-    position = state.intervals[0][1] if state.intervals else start << ROW_BITS
     if end is None:
         return f"from {_offset(position)}"
     return f"{_offset(position)} to {end}" if position < end << ROW_BITS else "nothing"
