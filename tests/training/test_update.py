@@ -12,7 +12,7 @@ from tidemill.config.train import GradScaler
 from tidemill.errors import CheckpointError
 from tidemill.models.model import build_model
 from tidemill.testing import model_contract as contract
-from tidemill.testing.ranks import single_process
+from tidemill.testing.ranks import run_ranks, single_process
 from tidemill.training.averages import DenseAverages
 from tidemill.training.optimizers import UpdateOptions
 
@@ -159,3 +159,21 @@ def test_averages_before_the_first_update_are_the_weights():
     weight.zero_()
     averages.update()
     assert averages.values()["w"].tolist() == pytest.approx([0.9] * 3)
+
+
+def _trained_on_ranks(runtime, scaler: GradScaler | None, accumulation: int) -> dict[str, bytes]:
+    step, _, sharded = build(runtime, update=UpdateOptions(accumulation=accumulation, scaler=scaler))
+    for seed in range(4):
+        batch = contract.random_batch(10 * seed + runtime.rank, SIZE)
+        step(batch, 40.0)
+    return everything(sharded)
+
+
+@pytest.mark.slow
+def test_on_two_ranks_a_scale_changes_nothing_and_accumulation_keeps_ranks_equal():
+    plain = run_ranks(2, _trained_on_ranks, None, 2)
+    scaled = run_ranks(2, _trained_on_ranks, GradScaler(init_scale=1024.0), 2)
+    assert plain == scaled
+    dense = [{name: data for name, data in rank.items() if "/" not in name} for rank in scaled]
+    assert dense[0]
+    assert dense[0] == dense[1]
