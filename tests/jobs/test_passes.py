@@ -26,6 +26,7 @@ from tidemill.distributed.agreement import Agreement
 from tidemill.distributed.runtime import Runtime
 from tidemill.errors import DataError
 from tidemill.features.batch import Batch, IdColumns
+from tidemill.jobs.duties import EveryPasses
 from tidemill.jobs.feed import DataFeed
 from tidemill.testing.rank_threads import ThreadAgreement, ThreadGroup, run_threads
 from tidemill.testing.ranks import run_ranks
@@ -112,7 +113,7 @@ def live(
     num_passes: int | None = 1,
     settings: LoopSettings | None = None,
     seed: int | None = None,
-    save_every: int = 1,
+    save_passes: int = 0,
 ) -> Life:
     rank, world_size = place
     saved, life = saved or Saved(), Life()
@@ -143,7 +144,8 @@ def live(
 
     step = Step(life, all_reduce, rule.size)
     step.feed = feed
-    duty = Duty(save, [EverySteps(save_every, saved.step)], committed_step=saved.step if saved.states else -1)
+    trigger = EveryPasses(save_passes, lambda: feed.progress.passes) if save_passes else EverySteps(1, saved.step)
+    duty = Duty(save, [trigger], committed_step=saved.step if saved.states else -1)
     loop = TrainingLoop(
         agreement=agreement,
         feed=feed,
@@ -267,6 +269,12 @@ def test_steps_go_on_across_passes_until_the_limit() -> None:
     half = on_threads(source, rule, 1, num_passes=None, settings=LoopSettings(num_steps=4))[0]
     rest = on_threads(source, rule, 1, num_passes=None, settings=LoopSettings(num_steps=8), saved=merged([half], -1))[0]
     assert half.rows + rest.rows == life.rows
+
+
+def test_passes_are_counted_for_checkpoints_when_steps_bound_the_run() -> None:
+    """DCL 9.17: save_checkpoints_epochs works with num_steps, too."""
+    life = on_threads(source_of(7), BatchRule(3), 1, num_passes=None, settings=LoopSettings(num_steps=14), save_passes=2)[0]
+    assert [(save.step, save.passes) for save in life.saves] == [(6, 2), (12, 4), (14, 4)], "the last one is the ending's"
 
 
 @pytest.mark.parametrize(("sizes", "rule"), [((), BatchRule(3)), ((2,), BatchRule(3, drop_remainder=True))])
