@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
@@ -114,11 +115,8 @@ def _first_rows(config: PipelineConfig, features: FeatureSet) -> pa.Table:
     source = pipeline.make_source(config, features, path=config.train_input_path)
     if not source.bounded:
         raise ConfigError("an export takes its probe rows from the day's table: train_input_path must name files, not a stream")
-    reader = source.open_all(assign(source.discover(), {}, 1, 0))
-    try:
+    with closing(source), closing(source.open_all(assign(source.discover(), {}, 1, 0))) as reader:
         raw = reader.read(60.0)
-    finally:
-        reader.close()
     needed = [column.name for column in features.input_columns if column.role == "feature"]
     if raw is None or raw.num_rows == 0:
         raise ConfigError(f"{config.train_input_path}: holds no rows, so there is nothing to probe the snapshot with")

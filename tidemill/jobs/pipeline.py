@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -220,28 +221,27 @@ def evaluate_source(
     agreement: Agreement,
     runtime: Runtime,
 ) -> dict[str, float]:
-    """Metrics of the config over all of a bounded source. Collective."""
+    """Metrics of the config over all of a bounded source, which is closed then. Collective."""
     data = config.data_config
     size = data.eval_batch_size or data.batch_size
-    loader: Loader[Batch] = Loader(
-        source,
-        assign(discover(source, agreement, runtime.rank), {}, runtime.world_size, runtime.rank),
-        batch_size=size,
-        transform=labelled(features, label_of(config)),
-    )
-    try:
-        return evaluate(
-            loader.take,
-            scores,
-            agreement=agreement,
-            padding=padding_batch(features, config.data_config.label_fields, size),
-            metrics=build_metrics(config.model.metrics),
-            label=label_of(config),
-            keys=grouping_keys(config.model.metrics),
-            max_steps=config.eval_config.num_steps,
+    with closing(source):
+        loader: Loader[Batch] = Loader(
+            source,
+            assign(discover(source, agreement, runtime.rank), {}, runtime.world_size, runtime.rank),
+            batch_size=size,
+            transform=labelled(features, label_of(config)),
         )
-    finally:
-        loader.close()
+        with closing(loader):
+            return evaluate(
+                loader.take,
+                scores,
+                agreement=agreement,
+                padding=padding_batch(features, config.data_config.label_fields, size),
+                metrics=build_metrics(config.model.metrics),
+                label=label_of(config),
+                keys=grouping_keys(config.model.metrics),
+                max_steps=config.eval_config.num_steps,
+            )
 
 
 def latest_event_time(config: PipelineConfig) -> float:
