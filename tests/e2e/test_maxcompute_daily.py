@@ -15,7 +15,7 @@ from tidemill.checkpoint.discovery import read_checkpoint, read_dataloader_state
 from tidemill.contracts.progress import DataloaderState
 from tidemill.data.click_world import World, write_day
 from tidemill.data.split import SplitId
-from tidemill.jobs.ledger import check_ledger, read_steps
+from tidemill.jobs.ledger import check_ledger, read_steps, trained_positions
 from tidemill.storage.open import open_storage
 from tidemill.testing.maxcompute import MaxComputeProcess
 
@@ -58,15 +58,17 @@ def state_of(folder: Path) -> DataloaderState:
 
 
 def assert_every_row_once(folder: Path, partition: str) -> None:
-    """By the steps that the surviving line logged: rows [0, ROWS) of the partition's session, each once, and no others."""
+    """By the steps that the surviving line logged: rows [0, ROWS) of the partition's session, each once, and of no other one."""
     [split] = [split for split in state_of(folder).splits if partition in split.split]
     assert split.num_rows == ROWS
-    ledger = check_ledger(read_steps(open_storage(folder)), {SplitId(split.kind, split.split): np.arange(ROWS)})
+    steps, only = read_steps(open_storage(folder)), SplitId(split.kind, split.split)
+    assert trained_positions(steps).keys() == {only}
+    ledger = check_ledger(steps, {only: np.arange(ROWS)})
     assert ledger.is_clean, ledger
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(900)
 def test_two_days_with_a_kill_between(workshop: Workshop, emulator: MaxComputeProcess, tmp_path: Path) -> None:
     """Issue 3: day T-1, SIGKILL, two ranks, day T, predictions written and read back."""
     emulator.add_table("prj", "clicks", {f"dt={YESTERDAY}": day(tmp_path, 1)})
@@ -90,7 +92,7 @@ def test_two_days_with_a_kill_between(workshop: Workshop, emulator: MaxComputePr
     second = folder_of(workshop, TODAY)
     both = f"{CLICKS}/dt={YESTERDAY}&dt={TODAY}"
     today = ("train", str(workshop.config), f"--model_dir={second}", f"--train_input_path={both}")
-    workshop.run(*today, f"--fine_tune_checkpoint={first}", ranks=2)
+    workshop.run(*today, f"--fine_tune_checkpoint={first}", "--continue_train", ranks=2)
     assert_every_row_once(second, TODAY)
 
     scores = f"odps://prj/tables/scores/dt={TODAY}"

@@ -24,11 +24,14 @@ from tidemill.data.writers.output import Columns, Json, Output, OutputConfig
 from tidemill.errors import ConfigError, DataError, DeadlineError, SchemaError, StorageError
 from tidemill.logs import log
 
-_OURS = {"enable.idempotence": True, "acks": "all"}
+# Of a million messages only those that fail are worth a call into Python.
+_OURS = {"enable.idempotence": True, "acks": "all", "delivery.report.only.error": True}
 # The most that brokers allow by default: all ranks' rows have to be delivered within it.
 _TRANSACTION_MS = 900_000
 _LARGEST_MESSAGE = 900_000
-_POLL_S = 0.5
+# Nothing is called back while all goes well, so a wait for room in the queue is never woken early.
+_POLL_S = 0.01
+_POLL_EVERY = 1000
 _NO_TRANSACTIONS = {
     KafkaError._UNSUPPORTED_FEATURE,
     KafkaError.UNSUPPORTED_VERSION,
@@ -69,6 +72,7 @@ class KafkaOutput(Output):
         self._messages = _MessageFile()
         self._rows = 0
         self._transaction: Producer | None = None
+        self._outcome = _Outcome()
 
     def check(self, schema: pa.Schema | None) -> None:
         if self._config.overwrite:
@@ -122,8 +126,13 @@ class KafkaOutput(Output):
             log.warning("%s: its transaction wasn't aborted: %s", self.place, self._shown(error))
 
     def _settings(self) -> dict[str, Any]:
-        timeout_ms = int(self._config.timeout_s * 1000)
-        return {**self._client, **_OURS, "bootstrap.servers": self._brokers, "delivery.timeout.ms": timeout_ms}
+        return {
+            **self._client,
+            **_OURS,
+            "bootstrap.servers": self._brokers,
+            "delivery.timeout.ms": int(self._config.timeout_s * 1000),
+            "on_delivery": self._outcome.take,
+        }
 
     def _begin_transaction(self) -> Producer | None:
         """A producer in a transaction; None if the cluster has none for us."""
@@ -147,29 +156,29 @@ class KafkaOutput(Output):
 
     def _send(self, producer: Producer) -> None:
         """Send all messages, and wait until each is acknowledged. Raises StorageError for the first that isn't."""
-        outcome = _Outcome()
-        for message in self._messages.read():
-            while not self._produce(producer, message, outcome):
+        outcome = self._outcome
+        sent = 0
+        for sent, message in enumerate(self._messages.read(), start=1):
+            while not self._produce(producer, message):
                 producer.poll(_POLL_S)
-            producer.poll(0)
+            if sent % _POLL_EVERY == 0:
+                producer.poll(0)
             if outcome.failure:
                 break
         # Each message has its own deadline; this one is only for a client that is stuck.
         left = producer.flush(self._config.timeout_s + _CONNECT_TIMEOUT_S)
         if outcome.failure or left:
-            why = outcome.failure or f"{left} messages weren't acknowledged in time"
-            raise StorageError(
-                f"{self.place}: {outcome.delivered} messages are delivered, then: {_without_secrets(self._client, why)}"
-            )
+            why = _without_secrets(self._client, outcome.failure or "no answer in time")
+            raise StorageError(f"{self.place}: {outcome.failures + left} of {sent} messages weren't delivered: {why}")
 
-    def _produce(self, producer: Producer, message: bytes, outcome: _Outcome) -> bool:
+    def _produce(self, producer: Producer, message: bytes) -> bool:
         """Hand a message to the client; False while its queue is full, which it is at most until messages time out."""
         try:
-            producer.produce(self._topic, message, on_delivery=outcome.take)
+            producer.produce(self._topic, message)
         except BufferError:
             return False
         except KafkaException as error:
-            outcome.failure = outcome.failure or error.args[0].str()
+            self._outcome.take(error.args[0], None)
         return True
 
     def _commit_transaction(self, producer: Producer) -> None:
@@ -200,16 +209,15 @@ class KafkaOutput(Output):
 
 
 class _Outcome:
-    """What became of messages. Called back by the thread that polls."""
+    """Messages that couldn't be delivered: how many, and why the first. Called back by the thread that polls."""
 
     def __init__(self) -> None:
-        self.delivered = 0
+        self.failures = 0
         self.failure = ""
 
-    def take(self, error: KafkaError | None, message: Message) -> None:
-        if error is None:
-            self.delivered += 1
-        else:
+    def take(self, error: KafkaError | None, message: Message | None) -> None:
+        if error is not None:
+            self.failures += 1
             self.failure = self.failure or error.str()
 
 
