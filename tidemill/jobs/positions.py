@@ -51,7 +51,7 @@ def find_positions(source: Source, agreement: Sharing, rank: int, saved: Saved |
         # Behind its own data a run that has nothing new is over; behind its parent's it has nothing to read, which it will tell.
         if base is None or any(split.num_rows for split in fresh.splits):
             return fresh
-    carried = _carried(state.splits, base)
+    carried = _carried(state.splits, base) if source.continues_parent else set()
     splits = [split for split in look(state.splits) if split.id not in carried]
     return Positions(splits, _progress(state.splits, carried, state.passes_completed if base else 0), base)
 

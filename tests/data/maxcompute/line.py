@@ -57,9 +57,11 @@ class Line:
         saved = self.saved()
         one = partial(_rank, make, saved, batches=batches, lost=lost, num_passes=num_passes)
         results = run_threads(ranks, one)
-        for result in results:
-            if result.error is not None:
-                raise result.error
+        errors = [result.error for result in results if result.error is not None]
+        if errors:
+            assert len(errors) == ranks, "some ranks go on without the others"
+            assert len({(type(error), str(error)) for error in errors}) == 1, errors
+            raise errors[0]
         ids, states, bases, passes = zip(*(result.value for result in results if result.value is not None), strict=True)
         assert len(set(passes)) == 1
         self.base = bases[0]

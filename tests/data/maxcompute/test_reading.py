@@ -225,3 +225,15 @@ def test_closing_in_the_middle_leaves_no_thread_behind(clicks: MaxComputeEmulato
     while any(thread.name.startswith("maxcompute-read") for thread in threading.enumerate()):
         assert time.monotonic() < until
         time.sleep(0.01)
+
+
+def test_the_clouds_own_chain_needs_its_package():
+    """Without it the message says what to install."""
+    from tidemill.config.env import OdpsCredentials
+    from tidemill.data.sources.maxcompute.client import Connection
+    from tidemill.errors import MissingExtraError
+
+    credentials = OdpsCredentials("http://service", "ALIBABA_CLOUD_ECS_METADATA", uses_chain=True)
+    connection = Connection(credentials, quota="", compression="ZSTD")
+    with pytest.raises(MissingExtraError, match=r"ALIBABA_CLOUD_ECS_METADATA is set.*pip install alibabacloud-credentials"):
+        connection.service("prj")
