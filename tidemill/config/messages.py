@@ -11,7 +11,7 @@ class SchemaRegistryConfig(Config):
     """A Confluent-style schema registry: messages begin with a zero byte and the number of their schema."""
 
     url: str
-    """`http://host:port` or `https://...`."""
+    """Its address, by HTTP or HTTPS."""
     user: str = ""
     """User of basic authentication."""
     password: str = secret("")
