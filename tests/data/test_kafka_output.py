@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,38 +14,25 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.data.kafka_messages import committed_messages
 from tests.data.kafka_topics import new_topic
+from tests.data.noida import NOT_INSTALLED, PROGRAM, Noida
 from tidemill.data.writers.kafka import KafkaOutput, KafkaOutputConfig
 from tidemill.errors import ConfigError, DataError, DeadlineError, SchemaError, StorageError
 from tidemill.testing.broker import DevelopmentBroker
 from tidemill.testing.output_contract import OutputContract, rows
 
 DEADLINE_S = 20.0
-NOIDA = shutil.which("noida-db", path=str(Path(sys.executable).parent))
 
 
 @pytest.fixture(scope="module")
 def transactional(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """An independent implementation with transactions; its address."""
-    if NOIDA is None:
-        pytest.skip("the package noida-db isn't installed")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    folder = tmp_path_factory.mktemp("noida")
-    with (folder / "log").open("wb") as output:
-        process = subprocess.Popen(
-            [NOIDA, "start", "--data-dir", str(folder / "data"), "--only", "kafka", "--kafka-port", str(port)],
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
+    if PROGRAM is None:
+        pytest.skip(NOT_INSTALLED)
+    running = Noida(tmp_path_factory.mktemp("noida") / "data")
     try:
-        admin = AdminClient({"bootstrap.servers": f"127.0.0.1:{port}", "log_level": 0})
-        admin.list_topics(timeout=DEADLINE_S)
-        yield f"127.0.0.1:{port}"
+        yield running.bootstrap
     finally:
-        process.kill()
-        process.wait(DEADLINE_S)
+        running.stop()
 
 
 def make_topic(brokers: str, name: str, partitions: int = 1) -> str:
