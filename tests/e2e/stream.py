@@ -70,6 +70,8 @@ class StreamSettings:
             "train_config.lineage.boundary": self.boundary,
             "train_config.publish": {name: value for name, value in publish.items() if value is not None},
             "train_config.save_checkpoints_steps": self.checkpoint_steps,
+            "train_config.fold_checkpoints_after": 2,
+            "train_config.keep_checkpoint_max": 3,
             "train_config.save_checkpoints_timestamp_quorum": self.quorum,
             "train_config.log_step_count_steps": 5,
             "train_config.handover.report_interval_s": 0.2,
