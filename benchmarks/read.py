@@ -306,13 +306,14 @@ def produce(brokers: str, topic: str, values: Values) -> None:
 
 def file_cases(table: pa.Table, folder: Path) -> Iterator[Case]:
     parquet, text = str(folder / "rows.parquet"), str(folder / "rows.csv")
-    pq.write_table(table, parquet, row_group_size=50_000)
+    rows_at_once = max(1000, min(50_000, table.num_rows // 20))
+    pq.write_table(table, parquet, row_group_size=rows_at_once)
     pc.write_csv(table, text)
     names, types = table.column_names, {field.name: field.type for field in table.schema}
 
     def bare_parquet() -> Iterator[int]:
         with pq.ParquetFile(parquet) as file:
-            for batch in file.iter_batches(columns=names):
+            for batch in file.iter_batches(rows_at_once, columns=names):
                 yield batch.num_rows
 
     def bare_csv() -> Iterator[int]:

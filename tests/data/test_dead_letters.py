@@ -251,12 +251,15 @@ def test_loader_without_dead_letters_or_with_a_wrong_schema_fails_at_once(letter
 def test_rows_of_a_folder_are_named_by_file(tmp_path):
     pq.write_table(pa.table({"n": [0, 1, 2]}), tmp_path / "a.parquet")
     letters = DeadLetters(max_poison=9, window=9, sink=(kept := Kept()))
-    source = FolderSource(FolderConfig(num_splits=1, poll_s=0.01), str(tmp_path), {"n": pa.int64()})
+    config = FolderConfig(num_splits=1, poll_s=0.01)
+    source = FolderSource(config, str(tmp_path), {"n": pa.int64()}, dead_letters=letters)
     assigned = assign(source.discover(), {}, 1, 0)
     with closing(Loader(source, assigned, batch_size=3, transform=refuse({1}), dead_letters=letters)) as loader:
         assert loader.take(10.0).payload == [0, 2]
     (letter,) = kept.letters
     assert (letter.place["file"], letter.place["row"], letter.values) == ("a.parquet", 1, {"n": 1})
+    with pytest.raises(DataError, match="10 messages or rows among the last 3 can't be used"):
+        letters.add([DeadLetter({"row": number}, "no") for number in range(9)])
 
 
 def test_letters_from_several_threads():

@@ -162,7 +162,8 @@ def _kafka_source(wanted: Wanted) -> Source:
 
 def _folder_source(wanted: Wanted) -> Source:
     settings, types = wanted.config.data_config.folder, column_types(wanted.config, wanted.features)
-    return FolderSource(settings, wanted.path, _declared(wanted.config, types), event_time_column=wanted.event_time_column)
+    columns, event_time, dead_letters = _declared(wanted.config, types), wanted.event_time_column, wanted.dead_letters
+    return FolderSource(settings, wanted.path, columns, event_time_column=event_time, dead_letters=dead_letters)
 
 
 def _declared(config: PipelineConfig, types: Columns) -> Columns:

@@ -20,6 +20,7 @@ import pyarrow as pa
 from tidemill.config.data import FolderConfig
 from tidemill.contracts.progress import FILE_ROW_BITS, SplitState
 from tidemill.data.assignment import Assigned
+from tidemill.data.dead_letters import DeadLetters
 from tidemill.data.intervals import IntervalSet
 from tidemill.data.messages.columns import Fitting
 from tidemill.data.messages.decoder import ColumnError, Columns
@@ -58,14 +59,24 @@ class FolderSource(Source):
     `columns`: what to read, as which type; None: that of the first file. The event time's column is added. Files that begin with
     "." or "_", or lie in such a folder, are left alone: writers must write under such a name, and rename. A file that can't be
     read yet is tried again for `incomplete_timeout_s`. One that appears late is read all the same; one that changes is an error.
+    `dead_letters`: is told how many rows are read.
     """
 
     kind = "folder"
     bounded = False
     Config = FolderConfig
 
-    def __init__(self, config: FolderConfig, path: str, columns: Columns, *, event_time_column: str | None = None) -> None:
+    def __init__(
+        self,
+        config: FolderConfig,
+        path: str,
+        columns: Columns,
+        *,
+        event_time_column: str | None = None,
+        dead_letters: DeadLetters | None = None,
+    ) -> None:
         self.config = config
+        self.dead_letters = dead_letters
         self.place, self.root = locate(path)
         self.time_column = event_time_column
         self.columns: Columns = {**columns, **({event_time_column: columns.get(event_time_column)} if event_time_column else {})}
@@ -221,6 +232,8 @@ class _FolderReader(SplitReader):
             return RawBatch(self._fitting.empty(), (run,))
         path = self._source.path(file.name)
         piece = Piece(piece.runs, self._fit(piece.table, path))
+        if self._source.dead_letters is not None:
+            self._source.dead_letters.passed(piece.table.num_rows)
         raw = raw_batch(opened.split, piece, times_of(piece.table, self._source.time_column, path), shift=file.start)
         if not is_end:
             return raw
