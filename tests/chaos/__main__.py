@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +20,8 @@ from tests.e2e.stream import small_base
 from tidemill.testing.broker import DevelopmentBroker
 
 Play = Callable[[Path], Any]
+SIMULATED = 1000
+"""How many stories are simulated before the first real one."""
 
 
 def main() -> int:
@@ -25,8 +29,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/chaos", description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0, help="no story begins after that")
     parser.add_argument("--seed", type=int, default=0, help="of the first stories; the next ones count on")
-    parser.add_argument("--only", choices=["stream", *row_stories.KINDS], help="stories of one kind")
+    parser.add_argument("--only", choices=["simulation", "stream", *row_stories.KINDS], help="stories of one kind")
     options = parser.parse_args()
+    simulated = _simulate(options.seed) if options.only in (None, "simulation") else {"broken": []}
+    if options.only == "simulation":
+        print(json.dumps(simulated))
+        return 1 if simulated["broken"] else 0
     folder = Path(tempfile.mkdtemp(prefix="tidemill-chaos-"))
     until = time.monotonic() + 60 * options.minutes
     figures: list[Any] = []
@@ -46,15 +54,25 @@ def main() -> int:
             print(stories.row(found) if isinstance(found, stories.Figures) else row_stories.row(found), flush=True)
             if found.is_clean:
                 shutil.rmtree(folder / name)
-    clean = not broken and all(one.is_clean for one in figures)
+    clean = not (broken or simulated["broken"]) and all(one.is_clean for one in figures)
     if clean:
         shutil.rmtree(folder)
     else:
         print(f"what broken stories left behind is in {folder}")
     real = [one for one in figures if isinstance(one, stories.Figures)]
     kills = {"real": sum(one.kills for one in real), "all": sum(one.kills for one in figures)}
-    print(json.dumps({"clean": clean, "broken": broken, "kills": kills, "stories": [asdict(one) for one in figures]}))
+    told = [asdict(one) for one in figures]
+    print(json.dumps({"clean": clean, "broken": broken, "kills": kills, "simulation": simulated, "stories": told}))
     return 0 if clean else 1
+
+
+def _simulate(seed: int) -> dict[str, Any]:
+    """The figures of simulated stories, which take seconds: others for each seed. What broke is on stderr."""
+    command = [sys.executable, "-m", "tests.simulation", "--stories", str(SIMULATED), "--seed", str(seed * SIMULATED)]
+    played = subprocess.run(command, stdout=subprocess.PIPE, check=False, timeout=600)
+    figures: dict[str, Any] = json.loads(played.stdout)
+    print("simulated: ", figures, flush=True)
+    return figures
 
 
 def _stories(seed: int, only: str | None, folder: Path, broker: DevelopmentBroker) -> Iterator[tuple[str, Play]]:

@@ -10,11 +10,13 @@ import orjson
 
 from tidemill.cadence import SyncPoint
 from tidemill.checkpoint.discovery import checkpoint_keys, latest_checkpoint, list_checkpoints
+from tidemill.contracts import layout
 from tidemill.contracts.checkpoint import CheckpointManifest
 from tidemill.jobs.ledger import SurvivingSteps, read_steps, surviving_steps
 from tidemill.lineage.records import run_records
 from tidemill.storage.base import Storage
 from tidemill.testing.simulation.model import read_counts
+from tidemill.testing.simulation.store import MemoryStorage
 from tidemill.testing.simulation.trainer import SimulatedRun
 from tidemill.testing.simulation.world import World
 
@@ -78,6 +80,24 @@ def _survivors(store: Storage, term: int, step: int) -> dict[str, SurvivingSteps
 def manifests(store: Storage) -> set[str]:
     """Keys of all checkpoints."""
     return set(checkpoint_keys(list_checkpoints(store)).values())
+
+
+def check_fencing(store: MemoryStorage) -> None:
+    """A run commits nothing once a newer one has opened its term; but what it was about to commit at that moment it may."""
+    opened = {number: at for at, key in store.history if (number := layout.term_number(key)) is not None}
+    after: Counter[int] = Counter()
+    for at, key in store.history:
+        name = layout.checkpoint_of_manifest(key)
+        if name is not None and at > opened.get(name[1] + 1, math.inf):
+            after[name[1]] += 1
+    assert max(after.values(), default=0) <= 1, f"term -> checkpoints committed after the next one was opened: {dict(after)}"
+
+
+def check_origin(run: SimulatedRun, store: MemoryStorage) -> None:
+    """What was committed stays: a run goes on from no older term than the newest that had committed a checkpoint before."""
+    names = [name for at, key in store.history if at < run.began_at and (name := layout.checkpoint_of_manifest(key)) is not None]
+    newest = max((term for _, term in names), default=0)
+    assert run.restored is None or run.restored[0] >= newest, f"{run.name} went on from {run.restored}, behind term {newest}"
 
 
 def check_watermark(run: SimulatedRun, world: World, *, quorum: float, idle_timeout_s: float) -> None:

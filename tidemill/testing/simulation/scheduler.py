@@ -9,7 +9,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable
 
-MOST_TURNS = 400_000
+MOST_TURNS = 200_000
 """A story that takes more turns isn't going anywhere."""
 _REMEMBERED = 60
 

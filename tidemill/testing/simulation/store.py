@@ -21,6 +21,8 @@ class MemoryStorage(Storage):
         self._scheduler = scheduler
         self._objects: dict[str, tuple[bytes, float]] = {}
         self._logs: dict[str, bytearray] = {}
+        self.history: list[tuple[float, str]] = []
+        """when each object was made that had to be new, and its key"""
 
     def read(self, key: str) -> bytes:
         if key in self._logs:
@@ -36,6 +38,7 @@ class MemoryStorage(Storage):
         if check_key(key) in self._objects:
             raise AlreadyExistsError(f"{key!r} is there already")
         self.write(key, *chunks)
+        self.history.append((self._scheduler.now, key))
 
     def list(self, prefix: str = "") -> list[ObjectInfo]:
         check_prefix(prefix)
@@ -62,21 +65,29 @@ class StoreFaults:
     slowest_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """A process is killed at its n-th operation, from 1, or freezes there for a while. `saving`: only what it writes, makes and
+    deletes of checkpoints counts."""
+
+    operation: int
+    before: bool
+    saving: bool
+    freeze_s: float | None = None
+
+
 class ProcessStorage(Storage):
     """One process's way to the store. Each operation is a point where others may come first, before and after it happens.
 
-    `dies_at`: the number of the operation, from 1, around which the process is killed; `before` or after it happens.
+    `fate`: what happens to the process around one of its operations, before or after that one happens.
     """
 
-    def __init__(
-        self, inner: MemoryStorage, scheduler: Scheduler, faults: StoreFaults, *, dies_at: int | None = None, before: bool = True
-    ) -> None:
+    def __init__(self, inner: MemoryStorage, scheduler: Scheduler, faults: StoreFaults, fate: Fate | None = None) -> None:
         self.url = inner.url
         self._inner = inner
         self._scheduler = scheduler
         self._faults = faults
-        self._dies_at = dies_at
-        self._before = before
+        self._fate = fate
         self._count = 0
 
     def read(self, key: str) -> bytes:
@@ -98,22 +109,32 @@ class ProcessStorage(Storage):
         return None
 
     def _operate(self, method: str, key: str, call: Callable[[], T]) -> T:
-        self._count += 1
-        dies = self._count == self._dies_at
+        if not (self._fate and self._fate.saving) or (key.startswith("model.ckpt-") and method not in ("read", "list")):
+            self._count += 1
         self._wait()
-        if dies and self._before:
-            self._scheduler.kill(self._scheduler.current.process)
+        self._meet_fate(before=True)
         fails = self._scheduler.rng.random() < self._faults.failing
         happens = not fails or self._scheduler.rng.random() < 0.5
         if not key.startswith(("runs/", "probe-")):  # those are named at random
             self._scheduler.note(f"{self._scheduler.current.name}: {method} {key}" + " fails" * fails)
         result = call() if happens else None
-        if dies:
-            self._scheduler.kill(self._scheduler.current.process)
+        self._meet_fate(before=False)
         self._wait()
         if fails:
             raise StorageError(f"{method} of {key!r} failed on purpose, {'after' if happens else 'before'} it happened")
         return result  # type: ignore[return-value]
+
+    def _meet_fate(self, *, before: bool) -> None:
+        fate = self._fate
+        if fate is None or fate.operation != self._count or fate.before != before:
+            return
+        self._fate = None
+        process = self._scheduler.current.process
+        if fate.freeze_s is None:
+            self._scheduler.kill(process)
+        else:
+            self._scheduler.freeze(process, fate.freeze_s)
+            self._scheduler.sleep(0.0)
 
     def _wait(self) -> None:
         slowest = self._faults.slowest_s

@@ -11,14 +11,22 @@ from dataclasses import dataclass, field
 from tidemill.cadence import ENDINGS
 from tidemill.errors import TidemillError
 from tidemill.testing.rank_threads import ThreadGroup
-from tidemill.testing.simulation.check import check_ids, check_newest_checkpoint, check_watermark, line_of, manifests
+from tidemill.testing.simulation.check import (
+    check_fencing,
+    check_ids,
+    check_newest_checkpoint,
+    check_origin,
+    check_watermark,
+    line_of,
+    manifests,
+)
 from tidemill.testing.simulation.scheduler import Process, Scheduler, Task
-from tidemill.testing.simulation.store import MemoryStorage, ProcessStorage, StoreFaults
+from tidemill.testing.simulation.store import Fate, MemoryStorage, ProcessStorage, StoreFaults
 from tidemill.testing.simulation.threads import simulated
 from tidemill.testing.simulation.trainer import TIMEOUT_S, LineSettings, RunSettings, SimulatedRun, SimulatedTrainer
 from tidemill.testing.simulation.world import World, WorldSource, make_world
 
-_LONGEST_RUN_S = 3000.0
+_LONGEST_RUN_S = 300.0
 _COMPLETED, _INTERRUPTED = 0, 75
 
 
@@ -49,16 +57,17 @@ class _Ranks:
     run: SimulatedRun
     processes: list[Process]
     tasks: list[Task]
+    fates: dict[int, Fate]
     is_faultless: bool
 
 
 @dataclass(slots=True, eq=False)
 class _Chances:
-    """What goes wrong in a run. `dies_at`: rank -> the store's operation at which it is killed, and whether before it happens."""
+    """What goes wrong in a run. `fates`: of some ranks."""
 
     store: StoreFaults = field(default_factory=StoreFaults)
     source: float = 0.0
-    dies_at: dict[int, tuple[int, bool]] = field(default_factory=dict)
+    fates: dict[int, Fate] = field(default_factory=dict)
 
 
 class Story:
@@ -107,7 +116,9 @@ class Story:
         self._judge()
         if self.world.bounded and self.rng.random() < 0.2:
             self._resume_what_is_over()
+        check_fencing(self.store)
         for ranks in self.runs:
+            check_origin(ranks.run, self.store)
             check_watermark(ranks.run, self.world, quorum=self.line.quorum, idle_timeout_s=self.line.idle_timeout_s)
 
     def _act(self) -> None:
@@ -117,7 +128,7 @@ class Story:
             self.rng.choice(["kill all", "kill all", "kill one", "in a save", "in a save", "preempt", "freeze", "alone"]),
         )
         settings = self._settings()
-        ranks = self._start(settings, self._chances(settings, dies=kind == "in a save"))
+        ranks = self._start(settings, self._chances(settings, kind))
         self.scheduler.sleep(rng.choice([rng.uniform(0.0, 0.2), rng.uniform(0.0, 2.0), rng.uniform(0.0, 5.0)]))
         if kind == "kill all":
             self._kill(ranks, range(settings.world_size))
@@ -171,15 +182,16 @@ class Story:
         assert manifests(self.store) == before, "a job that was over has saved"
 
     def _start(self, settings: RunSettings, chances: _Chances) -> _Ranks:
-        run = SimulatedRun(f"run{len(self.runs)}", settings, ThreadGroup(settings.world_size, timeout_s=TIMEOUT_S))
-        ranks = _Ranks(run, [], [], is_faultless=not (chances.source or chances.store.failing or chances.dies_at))
+        run = SimulatedRun(
+            f"run{len(self.runs)}", settings, ThreadGroup(settings.world_size, timeout_s=TIMEOUT_S), self.scheduler.now
+        )
+        ranks = _Ranks(run, [], [], chances.fates, is_faultless=not (chances.source or chances.store.failing or chances.fates))
         self.largest_batch = max(self.largest_batch, settings.batch_size)
         self.runs.append(ranks)
         self.scheduler.note(f"{run.name}: {settings}")
         for rank in range(settings.world_size):
             process = Process(f"{run.name}.{rank}", skew_s=self.rng.uniform(-5.0, 5.0))
-            dies_at, before = chances.dies_at.get(rank, (None, True))
-            storage = ProcessStorage(self.store, self.scheduler, chances.store, dies_at=dies_at, before=before)
+            storage = ProcessStorage(self.store, self.scheduler, chances.store, chances.fates.get(rank))
             source = WorldSource(self.world, self.scheduler, failing=chances.source)
             trainer = SimulatedTrainer(self.line, run, rank, source, storage, self.store)
             ranks.processes.append(process)
@@ -206,6 +218,8 @@ class Story:
     def _freeze(self, ranks: _Ranks) -> None:
         """All ranks hang, and will wake when others have taken over; or one of them does, for a moment."""
         self.freezes += 1
+        if any(fate.freeze_s for fate in ranks.fates.values()):
+            return  # as it comes to that operation; until then it works on beside the next one
         for process in ranks.processes:
             self.scheduler.freeze(process, self.rng.choice([self.rng.uniform(0.0, 2.0), self.rng.uniform(0.0, 12.0)]))
 
@@ -250,11 +264,17 @@ class Story:
             max_wait_s=rng.choice([0.0, 0.1, 1.0]),
         )
 
-    def _chances(self, settings: RunSettings, *, dies: bool) -> _Chances:
+    def _chances(self, settings: RunSettings, kind: str) -> _Chances:
         rng = self.rng
         store = StoreFaults(rng.choice([0.0, 0.0, 0.03]), rng.choice([0.0, 0.1, 2.0]))
-        dies_at = {rng.randrange(settings.world_size): (rng.randint(1, 80), rng.random() < 0.5)} if dies else {}
-        return _Chances(store, rng.choice([0.0, 0.0, 0.02]), dies_at)
+        fates = {}
+        saving = rng.random() < 0.7
+        operation, before = rng.randint(1, 25 if saving else 80), rng.random() < 0.5
+        if kind == "in a save":
+            fates = {rng.randrange(settings.world_size): Fate(operation, before, saving)}
+        elif kind == "freeze" and rng.random() < 0.5:
+            fates = {0: Fate(operation, before, saving, rng.uniform(1.0, 12.0))}
+        return _Chances(store, rng.choice([0.0, 0.0, 0.02]), fates)
 
 
 def play(seed: int) -> SimulationFigures:

@@ -77,6 +77,7 @@ class SimulatedRun:
     name: str
     settings: RunSettings
     group: ThreadGroup
+    began_at: float
     points: list[SyncPoint] = field(default_factory=list)
     parts: list[dict[int, tuple[str, ...]]] = field(default_factory=list)
     restored: tuple[int, int] | None = None
@@ -139,6 +140,7 @@ class SimulatedTrainer:
         self._store = store
         self._scheduler = source.scheduler
         self._agreement = ThreadAgreement(run.group, rank)
+        self._reported: list[tuple[str, ...]] = []
 
     def train(self) -> Outcome:
         """Start, train to the end, and close."""
@@ -207,7 +209,7 @@ class SimulatedTrainer:
         progress = positions.progress
         return DataFeed(
             positions.splits,
-            lambda assigned: self._open_loader(assigned, progress.passes),
+            lambda assigned: self._open_loader(assigned, progress.passes),  # type: ignore[arg-type, return-value]
             rank=self._rank,
             world_size=self._run.settings.world_size,
             progress=progress,
@@ -241,7 +243,8 @@ class SimulatedTrainer:
         )
 
     def _transform(self, rows: pa.Table, size: int) -> Ids:
-        self._scheduler.pause()
+        if self._scheduler.rng.random() < 0.2:
+            self._scheduler.sleep(self._scheduler.rng.random() * 0.1)
         return take_ids(rows)
 
     def _open_loop(self, start: Start) -> TrainingLoop:
@@ -258,7 +261,7 @@ class SimulatedTrainer:
                 examples=float(own.examples) if own else 0.0,
                 watermark=None if own is None or own.watermark is None else EventTime(own.watermark),
             ),
-            checks=[self._manager.check],
+            checks=[self._manager.check, self._reporting],
         )
 
     def _checkpoint_duty(self, start: Start) -> Duty:
@@ -304,6 +307,10 @@ class SimulatedTrainer:
             )
         )
 
+    def _reporting(self) -> None:
+        """The partitions that the rank knew as it reported; it may have found another one when the round is over."""
+        self._reported.append(tuple(split.name for split in self._feed.partition_times))
+
     def _observe(self, point: SyncPoint) -> int:
         """What an onlooker sees of a round, the same on all ranks."""
         run = self._run
@@ -311,7 +318,7 @@ class SimulatedTrainer:
             run.points.append(point)
             run.parts.append({})
         assert run.points[point.number] == point, f"ranks differ: {run.points[point.number]} and {point}"
-        run.parts[point.number][self._rank] = tuple(split.name for split in self._feed.partition_times)
+        run.parts[point.number][self._rank] = self._reported[point.number]
         step = self._model.step
         assert step == point.last_step, f"rank {self._rank} is at step {step}, the others at {point.last_step}"
         return 0
