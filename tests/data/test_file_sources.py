@@ -199,6 +199,18 @@ def test_a_file_read_in_part_that_is_gone_is_an_error_that_names_it(store):
         train(store.source("*"), part)
 
 
+def test_a_pattern_follows_links_to_folders_and_a_tree_doesnt(tmp_path):
+    """As in a shell: what "*" names is never left out, and "**" doesn't run in a circle."""
+    (tmp_path / "far").mkdir()
+    pq.write_table(numbered(0, 3), tmp_path / "far" / "x.parquet")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "day=1").symlink_to(tmp_path / "far")
+    (tmp_path / "data" / "circle").symlink_to(tmp_path / "data")
+    assert train(Parquet.source(f"{tmp_path}/data/*/*.parquet"))[0] == ids((0, 3))
+    with pytest.raises(DataError, match="no Parquet file matches"):
+        Parquet.source(f"{tmp_path}/data/**/*.parquet").discover()
+
+
 def test_one_pattern_of_several_that_matches_nothing_is_named(store):
     with pytest.raises(DataError, match=rf"no \w+ file matches '.*/nothing\{store.kind.suffix}'"):
         store.source("a", "nothing").discover()

@@ -53,7 +53,7 @@ def _rows_done(part: Assigned) -> int:
     sizes = {name: stop - start for name, (start, stop) in FILES.items()}
     files = part.split.fingerprint.get("files", {})
     done = 0
-    for name, (number, _) in files.items():
+    for name, (number, *_) in files.items():
         first = number << 32
         rows = pa.array(range(first, first + sizes[name]), pa.int64()).to_numpy()
         done += int(part.done.holds(rows).sum()) if sizes[name] else 0

@@ -10,6 +10,8 @@ import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.spec import AbstractFileSystem
 
 from tidemill.config.data import FolderConfig
 from tidemill.data.assignment import plan
@@ -178,6 +180,41 @@ def test_a_file_that_isnt_finished_is_waited_for_and_others_go_on(tmp_path):
         assert it.read(10) == list(range(10))
 
 
+class FinishedLate(FolderSource):
+    """A folder whose writer finishes a file in its place between a listing and the opening."""
+
+    content = b""
+
+    def rows(self, name):
+        with open(self.path(name), "wb") as out:
+            out.write(self.content)
+        return super().rows(name)
+
+
+def test_a_file_has_the_size_that_it_was_opened_with(tmp_path):
+    whole = tmp_path / "_whole"
+    pq.write_table(numbered(0, 10), whole)
+    (tmp_path / "a.parquet").write_bytes(b"half of it")
+    made = FinishedLate(FolderConfig(**SETTINGS), str(tmp_path), {"value": None}, event_time_column="event_time")
+    made.content = whole.read_bytes()
+    with run(made) as it:
+        assert it.read(10) == list(range(10))
+        it.read_nothing()
+        states = it.states()
+    with run(source(tmp_path), states) as it:
+        it.read_nothing()
+
+
+def test_a_name_that_comes_again_has_all_its_time_to_be_finished(tmp_path):
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 and no more")
+    with run(source(tmp_path, incomplete_timeout_s=60)) as it:
+        it.read_nothing()
+        assert it.reader._incomplete.keys() == {"a.parquet"}
+        (tmp_path / "a.parquet").unlink()
+        it.read_nothing()
+        assert not it.reader._incomplete
+
+
 def test_a_file_that_stays_unfinished_fails_the_run_by_name(tmp_path):
     (tmp_path / "a.parquet").write_bytes(b"PAR1 and no more")
     with run(source(tmp_path)) as it, pytest.raises(DataError, match=r"a\.parquet: not a Parquet file .*for 0\.05 s now"):
@@ -197,6 +234,50 @@ def test_a_file_that_changes_after_it_was_taken_is_an_error(tmp_path):
             it.read(1)
     with run(source(tmp_path), states) as it, pytest.raises(SourceChangedError, match=r"a\.parquet: it had"):
         it.read(1)
+
+
+class Tagged(MemoryFileSystem):
+    """An object store in memory, whose objects have tags that change with their content."""
+
+    protocol = "tagged"
+    store: dict = {}  # noqa: RUF012 - MemoryFileSystem keeps its objects in the class
+    pseudo_dirs = [""]  # noqa: RUF012
+    find = AbstractFileSystem.find
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return super()._strip_protocol(path.removeprefix("tagged://"))
+
+    def info(self, path, **options):
+        found = super().info(path, **options)
+        return found | {"ETag": f'"{hash(self.store[found["name"]].getvalue()):x}"'} if found["type"] == "file" else found
+
+    def ls(self, path, detail=True, **options):
+        names = super().ls(path, detail=False, **options)
+        return [self.info(name) for name in names] if detail else names
+
+
+def test_a_file_rewritten_at_the_same_size_is_told_by_its_tag():
+    fsspec.register_implementation("tagged", Tagged, clobber=True)
+    Tagged.store.clear()
+    files = fsspec.filesystem("tagged")
+
+    def upload(first):
+        with files.open("/stream/a.parquet", "wb") as out:
+            pq.write_table(numbered(first, first + 5), out, compression="none")
+
+    upload(10)
+    with run(source("tagged://stream")) as it:
+        assert it.read(5) == list(range(10, 15))
+        it.read_nothing()
+        states = it.states()
+    with run(source("tagged://stream"), states) as it:
+        it.read_nothing()
+        size = files.size("/stream/a.parquet")
+        upload(20)
+        assert files.size("/stream/a.parquet") == size
+        with pytest.raises(SourceChangedError, match=r"a\.parquet: its tag was \S+ when it was taken, and is"):
+            it.read(1)
 
 
 def test_a_file_that_left_before_it_was_trained_is_an_error(tmp_path):

@@ -240,7 +240,7 @@ def _progress(state: SplitState) -> tuple[str, str]:
 
 def _progress_of_folder(state: SplitState) -> tuple[str, str]:
     """Which files a split of a streamed folder has read to their end, and which are begun or waiting."""
-    files = sorted((number, name) for name, (number, _) in state.fingerprint.get("files", {}).items())
+    files = sorted((number, name) for name, (number, *_) in state.fingerprint.get("files", {}).items())
     done = IntervalSet.of(state.intervals)
     begun = []
     for number, name in files:

@@ -116,7 +116,8 @@ def _scan(path: str, depth: int | None) -> Iterator[dict[str, Any]]:
             if entry.is_file():
                 with suppress(FileNotFoundError):
                     yield {"name": entry.path, "size": entry.stat().st_size}
-            elif entry.is_dir(follow_symlinks=False) and depth != 1:
+            # As in a shell, "*" follows links to folders and "**" doesn't: they may lead in a circle.
+            elif entry.is_dir(follow_symlinks=depth is not None) and depth != 1:
                 yield from _scan(entry.path, None if depth is None else depth - 1)
 
 

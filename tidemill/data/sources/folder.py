@@ -185,7 +185,7 @@ class _FolderReader(SplitReader):
         left = [(file, part) for part in parts for file in part.taken.left(part.done)]
         self._left = deque(sorted(left, key=lambda pair: (pair[0].name, pair[1].number)))
         self._open: _OpenFile | None = None
-        self._pending: deque[tuple[str, FoundFile]] = deque()
+        self._pending: deque[str] = deque()
         self._waiting: frozenset[int] = frozenset(self._parts)
         self._incomplete: dict[str, float] = {}
         self._next_listing = 0.0
@@ -245,27 +245,26 @@ class _FolderReader(SplitReader):
         """Open what is to be read next; False if there is nothing."""
         if self._left:
             file, part = self._left[0]
-            self._check_size(file, self._source.place.stat(self._source.path(file.name)).size)
+            self._check_same(file, self._source.place.stat(self._source.path(file.name)))
             self._opened(part, file, self._source.rows(file.name))
             self._left.popleft()
             return True
         if not self._pending or time.monotonic() >= self._next_listing:
             self._list()
         while self._pending:
-            name, found = self._pending.popleft()
-            if self._take(name, found):
+            if self._take(self._pending.popleft()):
                 return True
         return False
 
-    def _take(self, name: str, found: FoundFile) -> bool:
+    def _take(self, name: str) -> bool:
         """Open a new file and give it its number; False if it isn't finished, or gone again."""
         part = self._parts[self._source.split_of(name)]
         try:
-            rows = self._source.rows(name)
+            rows, found = self._finished(name)
         except SchemaError:
             raise
         except SourceChangedError:
-            log.warning("%s appeared and is gone again; it wasn't read", found.path)
+            log.warning("%s appeared and is gone again; it wasn't read", self._source.path(name))
             return False
         except DataError as error:
             since = self._incomplete.setdefault(name, time.monotonic())
@@ -276,9 +275,17 @@ class _FolderReader(SplitReader):
                     " with '.' or '_', and rename the file once it is complete"
                 ) from None
             return False
-        self._incomplete.pop(name, None)
-        self._opened(part, part.taken.take(name, found.size), rows)
+        self._opened(part, part.taken.take(name, found.size, found.etag), rows)
         return True
+
+    def _finished(self, name: str) -> tuple[Rows, FoundFile]:
+        """A file, opened, and what it is now that it can be read: the listing may have seen half of it."""
+        rows = self._source.rows(name)
+        try:
+            return rows, self._source.place.stat(self._source.path(name))
+        except BaseException:
+            rows.close()
+            raise
 
     def _opened(self, part: _Part, file: TakenFile, rows: Rows) -> None:
         self._check(rows, self._source.path(file.name))
@@ -329,15 +336,22 @@ class _FolderReader(SplitReader):
         for name, found in own.items():
             taken = self._parts[self._source.split_of(name)].taken.get(name)
             if taken is None:
-                new.append((name, found))
+                new.append(name)
             else:
-                self._check_size(taken, found.size)
+                self._check_same(taken, found)
+        # One that is gone, and comes again under the same name, has all its time again.
+        self._incomplete = {name: self._incomplete[name] for name in new if name in self._incomplete}
         self._pending = deque(new)
-        self._waiting = frozenset(self._source.split_of(name) for name, _ in new)
+        self._waiting = frozenset(self._source.split_of(name) for name in new)
 
-    def _check_size(self, file: TakenFile, size: int) -> None:
-        if size != file.size:
-            raise SourceChangedError(
-                f"{self._source.path(file.name)}: it had {file.size} bytes when it was taken, and has {size}: files of a stream"
-                " must not change. Put it back; new rows belong in a new file"
-            )
+    def _check_same(self, file: TakenFile, found: FoundFile) -> None:
+        if found.size != file.size:
+            change = f"it had {file.size} bytes when it was taken, and has {found.size}"
+        elif file.etag and found.etag and found.etag != file.etag:
+            change = f"its tag was {file.etag} when it was taken, and is {found.etag}"
+        else:
+            return
+        raise SourceChangedError(
+            f"{self._source.path(file.name)}: {change}: files of a stream must not change."
+            " Put it back; new rows belong in a new file"
+        )

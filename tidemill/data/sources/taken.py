@@ -16,11 +16,12 @@ _FORGET_AFTER_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class TakenFile:
-    """A file that was taken. `name`: below the folder; `number`: from 0 on, in the order of taking."""
+    """A file that was taken. `name`: below the folder; `number`: from 0, in the order of taking; `etag`: if the store gives one."""
 
     name: str
     number: int
     size: int
+    etag: str | None = None
 
     @property
     def start(self) -> int:
@@ -43,15 +44,16 @@ class TakenFiles:
     def __init__(self, described: dict[str, Any]) -> None:
         self._lock = threading.Lock()
         self._next = int(described.get("next", 0))
-        # [number, size], as they are described: a checkpoint copies the dict, and must not cost more for many files.
-        self._files: dict[str, list[int]] = dict(described.get("files", {}))
+        # [number, size], and the etag if there is one, as they are described: a checkpoint copies the dict, and must not cost more
+        # for many files.
+        self._files: dict[str, list[Any]] = dict(described.get("files", {}))
         self._absent_since: dict[str, float] = {}
 
-    def take(self, name: str, size: int) -> TakenFile:
+    def take(self, name: str, size: int, etag: str | None = None) -> TakenFile:
         """Give a new file its number."""
         with self._lock:
-            file = TakenFile(name, self._next, size)
-            self._files[name] = [file.number, size]
+            file = TakenFile(name, self._next, size, etag)
+            self._files[name] = [file.number, size, etag] if etag else [file.number, size]
             self._next += 1
             return file
 
@@ -63,7 +65,7 @@ class TakenFiles:
     def name(self, number: int) -> str | None:
         """The name of the file with a number; None if it was forgotten."""
         with self._lock:
-            return next((name for name, (taken, _) in self._files.items() if taken == number), None)
+            return next((name for name, (taken, *_) in self._files.items() if taken == number), None)
 
     def left(self, done: IntervalSet) -> list[TakenFile]:
         """Files that were taken and aren't done, in the order of taking."""
