@@ -35,6 +35,7 @@ def point(reports, *, first_step=0, share=1.0, watermark=None, max_steps=8) -> S
 
 @pytest.mark.parametrize(("share", "expected"), [(0.2, 50), (0.21, 40), (0.5, 30), (0.6, 30), (1.0, 10), (1e-12, 50)])
 def test_quorum_is_the_largest_time_that_enough_ranks_reached(share, expected):
+    """DCL 9.16."""
     assert quorum([10.0, 20.0, 30.0, 40.0, 50.0], [False] * 5, share) == expected
 
 
@@ -138,6 +139,7 @@ def test_every_seconds_takes_a_reference_first_and_survives_a_clock_set_back():
 
 
 def test_event_time_crossing_by_bucket_and_target():
+    """DCL 9.16."""
     trigger = EventTimeCrossing(interval_s=100.0, targets=[450.0])
     assert not trigger.due(sync(watermark=None))
     assert not trigger.due(sync(watermark=399.0)), "the first value only sets the reference"

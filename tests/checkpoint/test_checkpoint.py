@@ -125,7 +125,7 @@ def test_damaged_ones_without_a_whole_one_are_refused(storage):
 
 
 def test_what_is_not_whole_is_skipped_by_name(storage, tmp_path, caplog):
-    """DCL 9.14: an empty folder, a suffix that is no number, torn manifests and files."""
+    """DCL 9.14. DCL 9.14: an empty folder, a suffix that is no number, torn manifests and files."""
     saved(storage, 10)
     (tmp_path / "model.ckpt-999").mkdir()
     storage.write("model.ckpt-best/weights.bin", b"x")
@@ -144,7 +144,7 @@ def test_what_is_not_whole_is_skipped_by_name(storage, tmp_path, caplog):
 
 
 def test_a_checkpoint_below_a_folder_named_like_one_is_no_trouble(tmp_path):
-    """DCL 9.14."""
+    """DCL 9.14. DCL 9.14."""
     nested = LocalStorage(tmp_path / "model.ckpt-3" / "run")
     saved(nested, 5)
     assert latest_checkpoint(nested)[1].step == 5

@@ -44,6 +44,7 @@ def save_once(storage, step, world_size=1, **options):
 
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_dying_at_any_operation_leaves_the_old_checkpoint_or_the_new_one(tmp_path, world_size):
+    """DCL 9.14."""
     outcomes = []
     for k in itertools.count(1):
         assert k < MANY
@@ -69,6 +70,7 @@ def test_dying_at_any_operation_leaves_the_old_checkpoint_or_the_new_one(tmp_pat
 
 @pytest.mark.parametrize("after", [False, True], ids=["before it happens", "after it happened"])
 def test_a_store_that_fails_at_any_operation_stops_nothing(tmp_path, after):
+    """DCL 9.14."""
     for k in itertools.count(1):
         assert k < MANY
         storage = LocalStorage(tmp_path / str(k))

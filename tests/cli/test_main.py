@@ -73,6 +73,7 @@ def test_every_command_is_pinned() -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_an_unknown_flag_is_a_mistake_of_the_command_line(command: str) -> None:
+    """DCL 9.20."""
     result = CliRunner().invoke(app, [*command.split(), "--no-such-flag"])
     assert result.exit_code == 2
     assert "--no-such-flag" in result.output

@@ -86,6 +86,7 @@ def test_any_config_survives_dump_and_load(load, separator, vocabulary, rates, l
 
 
 def test_secrets_are_not_dumped(load, small):
+    """DCL 9.20."""
     client = {"security.protocol": "SASL_SSL", "sasl.password": "hunter2", "sasl.jaas.config": "hunter2", "oauth.token": "hunter2"}
     small["data_config"] |= {"dataset_type": "KafkaDataset", "kafka": {"brokers": "h:1", "topic": "t", "client": client}}
     config = load(small).config

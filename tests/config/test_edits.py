@@ -72,6 +72,7 @@ def test_repeated_fields_take_lists_in_any_spelling(edit):
 
 
 def test_sections_take_objects_and_protobuf_text(edit):
+    """DCL 9.20."""
     for value in ({"lr": 0.5, "gradient_clipping": True}, "{lr: 0.5 gradient_clipping: true}", "lr: 0.5 gradient_clipping: true"):
         optimizer = edit({"train_config.sparse_optimizer.adagrad_optimizer": value}).train_config.sparse_optimizer.adagrad_optimizer
         assert (optimizer.lr, optimizer.gradient_clipping) == (0.5, True)
@@ -87,6 +88,7 @@ def test_sections_that_are_not_there_are_made(edit):
 
 
 def test_values_may_hold_semicolons(edit):
+    """DCL 9.20."""
     config = edit({"data_config.input_fields": [], "data_config.input_fields_str": "clk:INT32;price:DOUBLE;id:BIGINT"})
     assert config.data_config.columns == {"clk": "INT32", "price": "DOUBLE", "id": "INT64"}
 
@@ -149,6 +151,7 @@ def test_one_value_for_several_places_is_not_shared(edit):
     ],
 )
 def test_refused(refusals, edits, line):
+    """DCL 9.20."""
     (found,) = refusals(edits)
     assert found.startswith("edit_config_json: ")
     assert line in found

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import tidemill
+from tidemill.config.dump import dump
 from tidemill.config.env import process_place
 from tidemill.errors import ConfigError
 
@@ -18,6 +19,13 @@ TOLERANCE = "ONLINE_LEARNING_HANDOVER_TOLERANCE_SECS"
 def test_the_successor_alone_means_caught_up(load, small):
     handover = load(small, environ={SUCCESSOR: "next", TOLERANCE: "60"}).config.train_config.handover
     assert (handover.successor_dir, handover.policy, handover.tolerance_s) == ("next", "caught_up", 60.0)
+
+
+def test_what_variables_say_is_in_the_saved_config(load, small):
+    """DCL 9.20: the config that is kept with a run is the one after all overrides."""
+    saved = dump(load(small, environ={SUCCESSOR: "lineages/next", TOLERANCE: "61.5"}).config)
+    assert "lineages/next" in saved
+    assert "61.5" in saved
 
 
 def test_a_hand_over_section_keeps_its_policy(load, small):

@@ -27,6 +27,7 @@ def own(tmp_path):
     "fault", ["down", "err fetch -1 3", "err fetch -2 3", "err fetch 6 4", "err metadata -1 2", "rtt 300"], ids=str
 )
 def test_a_fault_that_passes_loses_and_doubles_nothing(broker, topic, fault):
+    """DCL 9.4."""
     produce(broker, topic, [row(i) for i in range(10)])
     try:
         with Run(source(broker, topic, client=IMPATIENT)) as run:
@@ -68,6 +69,7 @@ def test_an_outage_that_lasts_ends_the_run_naming_the_cluster(own, silent):
 
 
 def test_a_rank_without_partitions_outlives_silence_but_no_outage(own):
+    """DCL 9.7."""
     topic = new_topic(own)
     made = source(own, topic, outage_timeout_s=0.5, discovery_interval_s=0.1, client=IMPATIENT)
     ranks = [Run(made, ranks=(2, rank)) for rank in range(2)]

@@ -90,7 +90,10 @@ def test_a_partition_found_by_the_next_run_starts_at_its_beginning(broker, topic
 
 
 def test_where_an_untouched_partition_starts_is_decided_once(broker, topic):
-    """A start time past the head is the end at that moment, also for the run that goes on from a checkpoint without a row of it."""
+    """DCL 9.4.
+
+    A start time past the head is the end at that moment, also for the run that goes on from a checkpoint without a row of it.
+    """
     produce(broker, topic, [row(0), row(1)])
     with Run(source(broker, topic, start_timestamp_ms=9_000_000_000_000)) as first:
         assert not first.step(0.2)

@@ -40,6 +40,7 @@ class TestContract(KafkaContract):
 
 
 def test_message_of_ten_rows_resumes_inside(broker, topic):
+    """DCL 9.3."""
     produce(broker, topic, [[row(10 * m + k) for k in range(10)] for m in range(3)])
     with Run(source(broker, topic)) as first:
         assert first.train(count(4)) == [0, 1, 2, 3]
@@ -120,6 +121,7 @@ def test_own_progress_goes_before_the_start_time(broker, topic):
 
 
 def test_start_time_past_the_head_starts_at_the_end(broker, topic):
+    """DCL 9.5."""
     produce(broker, topic, [row(0), row(1)])
     with Run(source(broker, topic, start_timestamp_ms=9_000_000_000_000)) as run:
         assert not run.step(0.5)
@@ -137,6 +139,7 @@ def test_boundary_drops_rows_that_belong_to_the_table(broker, topic):
 
 
 def test_expired_offsets_fail_or_go_on(broker, topic):
+    """DCL 9.6."""
     produce(broker, topic, [row(i) for i in range(10)])
     with Run(source(broker, topic)) as first:
         first.train(count(4))

@@ -89,7 +89,7 @@ LIVES = st.lists(st.tuples(st.integers(1, 3), st.lists(st.integers(0, 4), min_si
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.lists(st.integers(1, 9), max_size=3), min_size=1, max_size=4), st.integers(1, 6), LIVES)
 def test_any_kills_and_worlds_train_every_row_once(reads, batch_size, lives):
-    """Each life: how many ranks, and after how many batches each of them is killed; the last one runs to the end."""
+    """DCL 9.1. Each life: how many ranks, and after how many batches each of them is killed; the last one runs to the end."""
     number = itertools.count()
     scripts = {f"s{i}": [rows(start := next(number) * 10, start + size) for size in sizes] for i, sizes in enumerate(reads)}
     source, progress, base, trained = ScriptedSource(scripts), Progress(), None, []
@@ -131,6 +131,7 @@ def test_ranks_resume_with_their_own_rows_in_the_same_batches(cuts):
 
 
 def test_partial_batch_of_a_stream_goes_out_after_its_wait():
+    """DCL 9.7."""
     clock = ManualClock()
     started = clock.monotonic()
     source = ScriptedSource({"a": [rows(0, 5), Idle(0.5), rows(5, 6), Idle(3), rows(6, 7), Eof()]}, bounded=False, clock=clock)

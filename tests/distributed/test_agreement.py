@@ -46,6 +46,15 @@ def test_all_ranks_hear_the_same():
         np.testing.assert_array_equal(arrays[1]["b"], np.ones((2, 2), np.float32))
 
 
+def _side_backend(runtime):
+    return dist.get_backend(runtime.side)
+
+
+def test_agreement_runs_on_the_cpu():
+    """DCL 9.19: whatever the device of the model."""
+    assert run_ranks(2, _side_backend) == ["gloo", "gloo"]
+
+
 def test_one_rank_agrees_with_itself():
     with single_process() as runtime:
         agreement = Agreement(runtime)

@@ -95,7 +95,7 @@ def write_successor(folder: Path, data: bytes) -> None:
 
 
 def test_two_ranks_leave_together_for_a_successor_written_by_hand(make_stream, tmp_path):
-    """Event times 1000 and 900 at quorum 1.0; nothing but {"data_ts": 850} makes them leave at a tolerance of 60."""
+    """DCL 9.19. Event times 1000 and 900 at quorum 1.0; nothing but {"data_ts": 850} makes them leave at a tolerance of 60."""
     stream = make_stream(StreamSettings(boundary=0.0, quorum=1.0, idle_timeout_s=600.0))
     successor = tmp_path / "successor"
     environment = {SUCCESSOR_DIR: str(successor), TOLERANCE_SECS: "60"}

@@ -52,6 +52,7 @@ def successor(
     ],
 )
 def test_decision_table(view: SuccessorView, caught_up: Verdict, served: Verdict) -> None:
+    """DCL 9.19."""
     assert decide(OWN, view, "caught_up", 60.0).verdict is caught_up
     assert decide(OWN, view, "served", 60.0, NOT_CONFIRMED).verdict is served
 
@@ -117,6 +118,7 @@ def test_a_successor_that_is_further_or_a_wider_tolerance_never_undoes_a_hand_ov
     ],
 )
 def test_an_unusable_file_means_no_hand_over_and_says_why(tmp_path: Path, data: bytes) -> None:
+    """DCL 9.19."""
     storage = LocalStorage(tmp_path)
     storage.write("progress.json", data)
     view = ProgressReader(storage, 30.0).look()
@@ -212,6 +214,7 @@ class TestValidation:
 
     @pytest.mark.parametrize("spelling", ["{}", "{}/", "{}/../own"])
     def test_the_own_folder_is_refused_however_it_is_spelled(self, tmp_path: Path, spelling: str) -> None:
+        """DCL 9.19."""
         own = tmp_path / "own"
         own.mkdir()
         with pytest.raises(ConfigError, match="ONLINE_LEARNING_SUCCESSOR_DIR"):

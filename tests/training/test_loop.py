@@ -55,6 +55,7 @@ def test_a_batch_that_meets_a_round_without_weight_is_not_lost():
 
 
 def test_a_rank_without_data_pads_and_a_round_without_any_is_a_tick():
+    """DCL 9.7, 9.10."""
     ranks = run_well([[Rows(), Idle(), Idle(), Rows(), END], [END]], Plan())
     assert [len(rank.step.global_weights) for rank in ranks] == [2, 2]
     assert ranks[1].step.padded == [0, 1]
@@ -273,6 +274,7 @@ def test_a_step_that_raises_ends_its_rank_at_once():
 
 
 def test_the_verdict_counts_on_rank_zero_only():
+    """DCL 9.19."""
     ranks = run_well([[Rows()] * 6 + [END], [Rows(), HAND_OVER, *[Rows()] * 5, END]], all_duties())
     assert [rank.outcome.reason for rank in ranks] == [StopReason.EXHAUSTED] * 2
 

@@ -52,7 +52,7 @@ def test_an_index_is_a_place_in_the_path_as_written():
 
 
 def test_each_session_goes_back_to_its_own_index_in_any_order_of_states():
-    """B2, B3: the empty partition has no position, and keeps its place."""
+    """DCL 9.13. B2, B3: the empty partition has no position, and keeps its place."""
     first, _, third = now(PATH)
     states = [saved(third, "S2", (0, 7), (50, 60)), saved(first, "S0", (0, ROWS))]
     for _ in range(4):
@@ -107,7 +107,7 @@ def test_the_same_table_name_in_another_project_or_schema_is_another_table():
 
 
 def test_an_index_beyond_the_sessions_of_now_is_an_error():
-    """B4: is_orderby_partition was switched off."""
+    """DCL 9.13. B4: is_orderby_partition was switched off."""
     message = refusal([saved(now(PATH)[2], "S2", (0, 9))], PATH, ordered=False)
     assert f"{PATH}#2: this path has 1 session(s) now; is_orderby_partition was true" in message
 

@@ -26,7 +26,7 @@ def requests_about(emulator: MaxComputeEmulator, session: str) -> int:
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_the_founding_story(emulator: MaxComputeEmulator, make: MakeSource, ranks: int):
-    """B2, B3, B8: an empty partition in the middle, interrupted in the third; the restored order is [s0, fresh1, s2]."""
+    """DCL 9.13. B2, B3, B8: an empty partition in the middle, interrupted in the third; the restored order is [s0, fresh1, s2]."""
     path = f"{BASE}/ds=20240319&ds=20240318&ds=20240320"
     parts = {"ds=20240319": numbers(0, 10_000), "ds=20240318": numbers(0, 0), "ds=20240320": numbers(10_000, 10_000)}
     emulator.add_table("prj", "clicks", parts)
@@ -155,7 +155,7 @@ def test_a_session_that_was_read_to_its_end_is_never_asked_for(emulator: MaxComp
 def test_a_session_with_unread_rows_that_has_ended_is_an_error_on_every_rank(
     emulator: MaxComputeEmulator, make: MakeSource, status: str
 ):
-    """B4: before anything is trained."""
+    """DCL 9.13. B4: before anything is trained."""
     emulator.add_table("prj", "clicks", {"ds=1": numbers(0, 200)})
     source = partial(make, f"{BASE}/ds=1", columns=["id"])
     line = Line()
@@ -169,7 +169,7 @@ def test_a_session_with_unread_rows_that_has_ended_is_an_error_on_every_rank(
 
 
 def test_foreign_positions_are_tolerated(emulator: MaxComputeEmulator, make: MakeSource, caplog: pytest.LogCaptureFixture):
-    """B9: fine-tuned from a run over another table."""
+    """DCL 9.13. B9: fine-tuned from a run over another table."""
     emulator.add_table("prj", "clicks", {"ds=1": numbers(0, 200)})
     emulator.add_table("prj", "other", {"ds=1": numbers(5000, 200)})
     parent = Line()
@@ -179,7 +179,7 @@ def test_foreign_positions_are_tolerated(emulator: MaxComputeEmulator, make: Mak
 
 
 def test_tables_of_one_name_are_kept_apart(emulator: MaxComputeEmulator, make: MakeSource):
-    """The same name in two projects, and in two schemas of one."""
+    """DCL 9.13. The same name in two projects, and in two schemas of one."""
     emulator.add_table("a", "t", {"ds=1": numbers(0, 100)})
     emulator.add_table("b", "t", {"ds=1": numbers(100, 100)})
     emulator.add_table("a", "t", {"ds=1": numbers(200, 100)}, schema="dw")

@@ -51,7 +51,7 @@ class StoryError(AssertionError):
 
 
 @dataclass(slots=True, eq=False)
-class _Ranks:
+class Ranks:
     """A run under way."""
 
     run: SimulatedRun
@@ -62,7 +62,7 @@ class _Ranks:
 
 
 @dataclass(slots=True, eq=False)
-class _Chances:
+class Chances:
     """What goes wrong in a run. `fates`: of some ranks."""
 
     store: StoreFaults = field(default_factory=StoreFaults)
@@ -81,15 +81,18 @@ class Story:
         self.world: World = make_world(rng)
         self.line = _make_line(rng, self.world)
         self.store = MemoryStorage(self.scheduler)
-        self.runs: list[_Ranks] = []
+        self.runs: list[Ranks] = []
         self.kills = self.freezes = self.faults = 0
         self.largest_batch = 0
 
-    def play(self) -> SimulationFigures:
-        """Tell it to its end. Raises StoryError with the seed, and the last of what happened, if something did that never may."""
+    def play(self, tell: Callable[[], None] | None = None) -> SimulationFigures:
+        """Tell it to its end; `tell`: another story, in the same world.
+
+        Raises StoryError with the seed, and the last of what happened, if something did that never may.
+        """
         try:
             with simulated(self.scheduler), _quiet():
-                self.scheduler.run(self._tell)
+                self.scheduler.run(tell or self._tell)
         except Exception as error:
             recent = "\n".join(self.scheduler.recent)
             told = f"{type(error).__name__}: {error}\n{self.line}\n" + "\n".join(str(ranks.run.settings) for ranks in self.runs)
@@ -128,7 +131,7 @@ class Story:
             self.rng.choice(["kill all", "kill all", "kill one", "in a save", "in a save", "preempt", "freeze", "alone"]),
         )
         settings = self._settings()
-        ranks = self._start(settings, self._chances(settings, kind))
+        ranks = self.start(settings, self._chances(settings, kind))
         self.scheduler.sleep(rng.choice([rng.uniform(0.0, 0.2), rng.uniform(0.0, 2.0), rng.uniform(0.0, 5.0)]))
         if kind == "kill all":
             self._kill(ranks, range(settings.world_size))
@@ -140,17 +143,17 @@ class Story:
             self._freeze(ranks)
             return
         elif kind == "alone" and self.world.bounded:
-            self._await_end(ranks)
+            self.await_end(ranks)
         else:
             self._kill(ranks, range(settings.world_size))
-        self._await_end(ranks)
+        self.await_end(ranks)
 
     def _finish(self) -> None:
         """Train what is left, while others may wake; but no run whose term would then be the newer one."""
         for earlier in self.runs:
             if len(earlier.run.loops) < earlier.run.settings.world_size:
                 self._kill(earlier, range(earlier.run.settings.world_size))
-        ranks = self._start(self._settings(), _Chances())
+        ranks = self.start(self._settings(), Chances())
         run, expected = ranks.run, set(self.world.expected)
         if not self.world.bounded:
             until = self.scheduler.now + _LONGEST_RUN_S
@@ -159,8 +162,8 @@ class Story:
                 assert not run.errors, f"{run.name} failed: {run.errors}"
                 left = expected - run.known - {one for _, one in run.trained}
                 assert self.scheduler.now < until, f"{run.name} never comes to train {sorted(left)}"
-            self._ask_to_end(ranks)
-        self._await_end(ranks)
+            self.ask_to_end(ranks)
+        self.await_end(ranks)
         wanted = _COMPLETED if self.world.bounded else _INTERRUPTED
         codes = {rank: ENDINGS[outcome.reason].exit_code for rank, outcome in run.outcomes.items()}
         assert codes == dict.fromkeys(range(run.settings.world_size), wanted), f"{run.name} ended with {codes}, {run.errors}"
@@ -176,16 +179,17 @@ class Story:
     def _resume_what_is_over(self) -> None:
         """A job that has made all its passes trains nothing more, and writes no checkpoint."""
         before = manifests(self.store)
-        ranks = self._start(self._settings(), _Chances())
-        self._await_end(ranks)
+        ranks = self.start(self._settings(), Chances())
+        self.await_end(ranks)
         assert not ranks.run.trained, f"a job that was over has trained {ranks.run.trained}"
         assert manifests(self.store) == before, "a job that was over has saved"
 
-    def _start(self, settings: RunSettings, chances: _Chances) -> _Ranks:
+    def start(self, settings: RunSettings, chances: Chances) -> Ranks:
+        """Start a run."""
         run = SimulatedRun(
             f"run{len(self.runs)}", settings, ThreadGroup(settings.world_size, timeout_s=TIMEOUT_S), self.scheduler.now
         )
-        ranks = _Ranks(run, [], [], chances.fates, is_faultless=not (chances.source or chances.store.failing or chances.fates))
+        ranks = Ranks(run, [], [], chances.fates, is_faultless=not (chances.source or chances.store.failing or chances.fates))
         self.largest_batch = max(self.largest_batch, settings.batch_size)
         self.runs.append(ranks)
         self.scheduler.note(f"{run.name}: {settings}")
@@ -198,24 +202,25 @@ class Story:
             ranks.tasks.append(self.scheduler.spawn(process, "main", _main(run, rank, process, trainer)))
         return ranks
 
-    def _kill(self, ranks: _Ranks, which: range | list[int]) -> None:
+    def _kill(self, ranks: Ranks, which: range | list[int]) -> None:
         for rank in which:
             if not ranks.tasks[rank].over:
                 self.kills += 1
                 self.scheduler.kill(ranks.processes[rank])
 
-    def _ask_to_end(self, ranks: _Ranks) -> None:
+    def ask_to_end(self, ranks: Ranks) -> None:
+        """SIGTERM of the ranks that train already."""
         for loop in ranks.run.loops.values():
             loop.preempt()
 
-    def _preempt(self, ranks: _Ranks) -> None:
+    def _preempt(self, ranks: Ranks) -> None:
         """SIGTERM. One that comes before the loop is there ends the process at once."""
-        self._ask_to_end(ranks)
+        self.ask_to_end(ranks)
         for rank, process in enumerate(ranks.processes):
             if rank not in ranks.run.loops and not ranks.tasks[rank].over:
                 self.scheduler.kill(process)
 
-    def _freeze(self, ranks: _Ranks) -> None:
+    def _freeze(self, ranks: Ranks) -> None:
         """All ranks hang, and will wake when others have taken over; or one of them does, for a moment."""
         self.freezes += 1
         if any(fate.freeze_s for fate in ranks.fates.values()):
@@ -229,9 +234,9 @@ class Story:
             self.scheduler.sleep(self.rng.uniform(0.0, 6.0))
         for ranks in self.runs:
             self._kill(ranks, range(ranks.run.settings.world_size))
-            self._await_end(ranks)
+            self.await_end(ranks)
 
-    def _await_end(self, ranks: _Ranks) -> None:
+    def await_end(self, ranks: Ranks) -> None:
         """Wait until all ranks are gone; what is left of a run finds out by itself that others are."""
         until = self.scheduler.now + _LONGEST_RUN_S
         for rank, task in enumerate(ranks.tasks):
@@ -264,7 +269,7 @@ class Story:
             max_wait_s=rng.choice([0.0, 0.1, 1.0]),
         )
 
-    def _chances(self, settings: RunSettings, kind: str) -> _Chances:
+    def _chances(self, settings: RunSettings, kind: str) -> Chances:
         rng = self.rng
         store = StoreFaults(rng.choice([0.0, 0.0, 0.03]), rng.choice([0.0, 0.1, 2.0]))
         fates = {}
@@ -274,7 +279,7 @@ class Story:
             fates = {rng.randrange(settings.world_size): Fate(operation, before, saving)}
         elif kind == "freeze" and rng.random() < 0.5:
             fates = {0: Fate(operation, before, saving, rng.uniform(1.0, 12.0))}
-        return _Chances(store, rng.choice([0.0, 0.0, 0.02]), fates)
+        return Chances(store, rng.choice([0.0, 0.0, 0.02]), fates)
 
 
 def play(seed: int) -> SimulationFigures:
