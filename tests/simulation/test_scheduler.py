@@ -123,3 +123,23 @@ def test_the_products_own_threads_are_scheduled():
         scheduler.run(story)
     assert isinstance(threading.Condition(), threading.Condition)
     assert BackgroundWorker("real", done.append).ready
+
+
+def test_threads_of_others_keep_real_time_and_locks():
+    scheduler, seen = Scheduler(0), []
+
+    def other():
+        clock = SystemClock()
+        clock.sleep(0.001)
+        worker = BackgroundWorker("other", seen.append)
+        worker.submit(clock.time())
+        worker.close(deadline_s=20.0)
+
+    def story():
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+
+    with simulated(scheduler):
+        scheduler.run(story)
+    assert seen == [pytest.approx(time.time(), abs=60)]

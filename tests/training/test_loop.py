@@ -205,6 +205,7 @@ def test_a_slow_checkpoint_does_not_hold_up_releases():
 
 
 def test_triggers_by_time_fire_on_ticks_too_and_by_rank_zeros_clock():
+    """DCL 9.19: so a hand-over is looked for while a stream is idle."""
     plans = [Plan(evaluate=lambda: [EverySeconds(1.0)], round_s=0.6), Plan(evaluate=lambda: [EverySeconds(1.0)], round_s=1e6)]
     ranks = run_well([[Rows(), *[Idle()] * 8, PREEMPT], [Idle()] * 20], plans)
     assert ranks[0].of("evaluate") == ranks[1].of("evaluate")

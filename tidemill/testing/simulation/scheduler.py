@@ -67,6 +67,12 @@ class Scheduler:
         self._tasks: list[Task] = []
         self._current: Task | None = None
         self._finished = _thread.allocate_lock()
+        self._threads: set[int] = set()
+
+    @property
+    def runs_this_thread(self) -> bool:
+        """Whether the thread that asks is a task's; others, left over from something else, aren't ours to hold."""
+        return _thread.get_ident() in self._threads
 
     @property
     def current(self) -> Task:
@@ -158,6 +164,7 @@ class Scheduler:
 
     def _body(self, task: Task) -> None:
         task.baton.acquire()
+        self._threads.add(_thread.get_ident())
         try:
             if not task.process.dead:
                 task.function()
@@ -165,6 +172,7 @@ class Scheduler:
             pass
         except BaseException as error:  # noqa: BLE001 - the worker edge: the error goes to whoever plays the story
             self.fail(error)
+        self._threads.discard(_thread.get_ident())
         task.over = True
         self._tasks.remove(task)
         for joiner in task.joiners:

@@ -19,19 +19,24 @@ EPOCH = 1_700_000_000.0
 
 
 class VirtualTime:
-    """The module `time`."""
+    """The module `time`; threads that aren't scheduled get the real one."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
 
     def time(self) -> float:
+        if not self._scheduler.runs_this_thread:
+            return time.time()
         return EPOCH + self._scheduler.now + self._scheduler.current.process.skew_s
 
     def monotonic(self) -> float:
-        return self._scheduler.now
+        return self._scheduler.now if self._scheduler.runs_this_thread else time.monotonic()
 
     def sleep(self, seconds: float) -> None:
-        self._scheduler.sleep(seconds)
+        if self._scheduler.runs_this_thread:
+            self._scheduler.sleep(seconds)
+        else:
+            time.sleep(seconds)
 
 
 class VirtualLock:
@@ -172,7 +177,7 @@ class VirtualThread:
 
 
 class VirtualThreading:
-    """The module `threading`, as far as the product uses it."""
+    """The module `threading`, as far as the product uses it; threads that aren't scheduled get the real one."""
 
     TIMEOUT_MAX = threading.TIMEOUT_MAX
 
@@ -181,17 +186,19 @@ class VirtualThreading:
 
     def Thread(  # noqa: N802 - stands for the class
         self, *, target: Callable[..., None], args: Iterable[Any] = (), name: str = "thread", daemon: bool = True
-    ) -> VirtualThread:
+    ) -> VirtualThread | threading.Thread:
+        if not self._scheduler.runs_this_thread:
+            return threading.Thread(target=target, args=args, name=name, daemon=daemon)
         return VirtualThread(self._scheduler, target, args, name)
 
-    def Condition(self) -> VirtualCondition:  # noqa: N802 - stands for the class
-        return VirtualCondition(self._scheduler)
+    def Condition(self) -> VirtualCondition | threading.Condition:  # noqa: N802 - stands for the class
+        return VirtualCondition(self._scheduler) if self._scheduler.runs_this_thread else threading.Condition()
 
-    def Event(self) -> VirtualEvent:  # noqa: N802 - stands for the class
-        return VirtualEvent(self._scheduler)
+    def Event(self) -> VirtualEvent | threading.Event:  # noqa: N802 - stands for the class
+        return VirtualEvent(self._scheduler) if self._scheduler.runs_this_thread else threading.Event()
 
-    def Lock(self) -> VirtualLock:  # noqa: N802 - stands for the class
-        return VirtualLock(self._scheduler)
+    def Lock(self) -> VirtualLock | threading.Lock:  # noqa: N802 - stands for the class
+        return VirtualLock(self._scheduler) if self._scheduler.runs_this_thread else threading.Lock()
 
 
 class InlinePool:
@@ -217,7 +224,7 @@ class InlinePool:
 def simulated(scheduler: Scheduler, modules: Iterable[ModuleType] | None = None) -> Iterator[None]:
     """While the block runs, the package's modules that are loaded get their threads, their time and their pools from the scheduler.
 
-    What they made before keeps real ones. Nothing else of the package may run meanwhile in this process.
+    What they made before keeps real ones, and so do threads that the scheduler doesn't know.
     """
     virtual = {id(threading): VirtualThreading(scheduler), id(time): VirtualTime(scheduler)}
     with ExitStack() as patches:
