@@ -13,8 +13,10 @@ from tidemill.contracts.progress import ProgressReport
 from tidemill.errors import ConfigError
 from tidemill.lineage.handover import (
     NOT_CONFIRMED,
+    POLICIES,
     Confirmation,
     OwnProgress,
+    Policy,
     PredecessorView,
     SuccessorView,
     Verdict,
@@ -52,7 +54,7 @@ def successor(
     ],
 )
 def test_decision_table(view: SuccessorView, caught_up: Verdict, served: Verdict) -> None:
-    """DCL 9.19."""
+    """A3, A4, A12; DCL 9.19. Not yet served: policy `served` marks, and goes on."""
     assert decide(OWN, view, "caught_up", 60.0).verdict is caught_up
     assert decide(OWN, view, "served", 60.0, NOT_CONFIRMED).verdict is served
 
@@ -113,18 +115,34 @@ def test_a_successor_that_is_further_or_a_wider_tolerance_never_undoes_a_hand_ov
         pytest.param(b'{"data_ts": -1}', id="minus one"),
         pytest.param(b'{"data_ts": -0.5}', id="negative"),
         pytest.param(b'{"schema": "tidemill.progress/1", "data_ts": 1000.0, "heartbeat": true}', id="heartbeat is a bool"),
+        pytest.param(b'{"schema": "tidemill.progress/1", "data_ts": 1.0, "heartbeat": ' + b"9" * 400 + b"}", id="huge heartbeat"),
+        pytest.param(b'{"schema": "tidemill.progress/1", "data_ts": 1000.0, "metrics": {"auc": NaN}}', id="a metric is NaN"),
+        pytest.param(b'{"schema": "tidemill.progress/1", "data_ts": 1000.0, "metrics": [0.7]}', id="metrics are a list"),
+        pytest.param(b'{"schema": "tidemill.progress/1", "data_ts": 1000.0, "run_id": 5}', id="run_id is a number"),
         pytest.param(b'{"schema": "tidemill.progress/99", "data_ts": 1000.0}', id="of a newer version"),
         pytest.param(b'{"schema": "tidemill.run/1", "data_ts": 1000.0}', id="another document"),
     ],
 )
 def test_an_unusable_file_means_no_hand_over_and_says_why(tmp_path: Path, data: bytes) -> None:
-    """DCL 9.19."""
+    """A9; DCL 9.19."""
     storage = LocalStorage(tmp_path)
     storage.write("progress.json", data)
     view = ProgressReader(storage, 30.0).look()
     decision = decide(OwnProgress(0.0), view, "caught_up", 1e9)
     assert decision.verdict is Verdict.NONE
     assert "progress.json" in decision.reason
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_stale_file_of_an_earlier_run_never_leads_to_a_hand_over(tmp_path: Path, policy: Policy) -> None:
+    """A3: a heartbeat that is present must be alive; what it promises (ahead, released) counts for nothing."""
+    clock, storage = ManualClock(), LocalStorage(tmp_path)
+    stale = ProgressReport(data_ts=9000.0, run_id="earlier", term=1, heartbeat=41, released_watermark=9000.0)
+    storage.write("progress.json", stale.to_bytes())
+    reader = ProgressReader(storage, 30.0, clock=clock)
+    for _ in range(20):
+        assert decide(OWN, reader.look(), policy, 60.0).verdict is Verdict.NONE
+        clock.advance(7.0)
 
 
 def test_a_plain_file_with_data_ts_alone_is_a_valid_successor(tmp_path: Path) -> None:
@@ -226,8 +244,18 @@ class TestValidation:
         with pytest.raises(ConfigError, match="ONLINE_LEARNING_SUCCESSOR_DIR"):
             validate_handover(str(tmp_path / "link"), str(tmp_path / "own"), 300)
 
+    def test_an_older_lineage_of_the_same_root_is_refused(self, tmp_path: Path) -> None:
+        """A1: the successor is built on a later day."""
+        own = f"{tmp_path}/lineages/20240102"
+        with pytest.raises(ConfigError, match=r"ONLINE_LEARNING_SUCCESSOR_DIR.*20240101/ is of an earlier date"):
+            validate_handover(f"{tmp_path}/lineages/20240101/", own, 300)
+        validate_handover(f"{tmp_path}/lineages/20240103", own, 300)
+        validate_handover(f"{tmp_path}/elsewhere/lineages/20240101", own, 300)
+        validate_handover(f"{tmp_path}/20240101", own, 300)
+
     @pytest.mark.parametrize("value", [-1, "-0.1", "nan", float("nan"), "inf", float("inf"), "five", "", None, True, 10**400])
     def test_a_bad_tolerance_names_the_variable(self, value: object) -> None:
+        """A7."""
         with pytest.raises(ConfigError, match="ONLINE_LEARNING_HANDOVER_TOLERANCE_SECS"):
             validate_handover("", "own", value)
 

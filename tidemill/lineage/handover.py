@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
@@ -15,6 +16,8 @@ from tidemill.lineage.liveness import Liveness
 
 Policy = Literal["caught_up", "served"]
 POLICIES: tuple[Policy, ...] = ("caught_up", "served")
+
+_DATED_FOLDER = re.compile(r"^(?P<root>.*)/lineages/(?P<date>\d{8})/*$")
 
 
 class Verdict(StrEnum):
@@ -115,13 +118,23 @@ def _not_caught_up(own: OwnProgress, successor: SuccessorView, policy: Policy, t
 def validate_handover(successor_dir: str, own_dir: str, tolerance_s: object) -> float:
     """Check the hand-over's settings at start-up, on every rank (A7); the tolerance as a float.
 
-    Raises ConfigError that names the variable: a successor folder that is the run's own, or a tolerance that isn't a finite
-    number >= 0 (texts of numbers count as numbers). `successor_dir` empty: hand-over is off.
+    Raises ConfigError that names the variable: a successor folder that is the run's own or an older lineage of its root, or a
+    tolerance that isn't a finite number >= 0 (texts of numbers count as numbers). `successor_dir` empty: hand-over is off.
     """
     tolerance = _tolerance(tolerance_s)
     if successor_dir and same_folder(successor_dir, own_dir):
         raise ConfigError(f"{SUCCESSOR_DIR}: {successor_dir} is this run's own folder ({own_dir}); name the next day's")
+    if successor_dir and _is_older(successor_dir, own_dir):
+        raise ConfigError(f"{SUCCESSOR_DIR}: {successor_dir} is of an earlier date than this run's {own_dir}; name the next day's")
     return tolerance
+
+
+def _is_older(successor_dir: str, own_dir: str) -> bool:
+    """Whether both are lineages of one root, and the successor's date is the earlier one."""
+    successor, own = _DATED_FOLDER.match(successor_dir), _DATED_FOLDER.match(own_dir)
+    if successor is None or own is None or not same_folder(successor["root"], own["root"]):
+        return False
+    return successor["date"] < own["date"]
 
 
 def _tolerance(value: object) -> float:
