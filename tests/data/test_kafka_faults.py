@@ -9,9 +9,15 @@ from contextlib import closing
 
 import pytest
 
-from tests.data.kafka_topics import Run, count, eventually, new_topic, offsets, produce, row, source, split_of
+from tests.data.kafka_topics import COLUMNS, Run, count, eventually, new_topic, offsets, produce, row, source, split_of
+from tidemill.config.data import KafkaConfig
+from tidemill.config.messages import SchemaRegistryConfig
+from tidemill.data.assignment import Assigned
+from tidemill.data.loader import Loader
+from tidemill.data.sources.kafka import KafkaSource
 from tidemill.errors import DeadlineError
 from tidemill.testing.broker import DevelopmentBroker
+from tidemill.testing.schema_registry import DevelopmentRegistry
 
 FETCH, NOT_LEADER, CORRUPT = 1, 6, 2
 IMPATIENT = {"log_level": 0, "fetch.wait.max.ms": 10, "reconnect.backoff.ms": 20, "reconnect.backoff.max.ms": 100}
@@ -66,6 +72,30 @@ def test_an_outage_that_lasts_ends_the_run_naming_the_cluster(own, silent):
         own.kill()
         with pytest.raises(DeadlineError, match=rf"kafka {own.bootstrap}: can't be reached for \d+ s \(.*\)"):
             run.train(count(2))
+
+
+def test_a_stop_while_the_cluster_is_away_at_the_start_isnt_held_up(own):
+    """Opening waits for a cluster for minutes here, but not once the run ends: `close` raises if a thread is still busy."""
+    made = source(own, new_topic(own), connect_timeout_s=600.0, client=IMPATIENT)
+    with closing(made):
+        [split] = made.discover()
+        own.kill()
+        loader = Loader(made, [Assigned(split, None)], batch_size=1, transform=lambda table, size: table)
+        assert loader.take(0.2) is None
+        loader.close()
+
+
+def test_a_stop_while_the_schema_registry_is_away_isnt_held_up():
+    with DevelopmentRegistry() as registry:
+        registry.fail_next(*[503] * 1000)
+        settings = SchemaRegistryConfig(url=registry.url, timeout_s=600.0)
+        made = KafkaSource(
+            KafkaConfig(brokers="127.0.0.1:1", topic=("t",), message_format="avro", schema_registry=settings), COLUMNS
+        )
+        with closing(made):
+            made.interrupt()
+            with pytest.raises(DeadlineError, match="/schemas/ids/1: given up, since the run ends"):
+                made.decoder().decode([b"\0\0\0\0\1x"])
 
 
 def test_a_rank_without_partitions_outlives_silence_but_no_outage(own):

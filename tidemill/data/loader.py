@@ -221,6 +221,8 @@ class Loader(Generic[T]):
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+        if not self._ended:
+            self._source.interrupt()
         until = threading.TIMEOUT_MAX if math.isinf(deadline_s) else deadline_s
         for thread in self._threads:
             started = self._clock.monotonic()

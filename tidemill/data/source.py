@@ -175,6 +175,11 @@ class Source(ABC):
         """Show outside how far a committed checkpoint has come. Best effort, never waits; nothing reads it back."""
         return
 
+    def interrupt(self) -> None:
+        """The run ends: let an `open` or a `read` that waits for what is away fail within a few seconds. Idempotent; any thread may
+        call. Nothing can be opened afterwards."""
+        return
+
     def place_of(self, split: SplitId, position: int) -> dict[str, Any]:
         """The place of a row in words that the source's owners know; the same for the same row, whoever reads it."""
         return {"split": split.name, "row": position}

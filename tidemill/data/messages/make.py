@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 
 import pyarrow as pa
@@ -16,8 +17,8 @@ from tidemill.data.messages.registry import HEADER_BYTES, SchemaRegistry
 from tidemill.errors import ConfigError
 
 
-def make_decoder(config: KafkaConfig, columns: Columns | None) -> Decoder:
-    """A decoder of the topics' messages.
+def make_decoder(config: KafkaConfig, columns: Columns | None, *, interrupted: threading.Event | None = None) -> Decoder:
+    """A decoder of the topics' messages. `interrupted`: once it is set, schemas aren't waited for any more.
 
     Raises ConfigError for settings that don't go together and for a schema file that can't be used, MissingExtraError for a
     package that isn't installed.
@@ -29,7 +30,7 @@ def make_decoder(config: KafkaConfig, columns: Columns | None) -> Decoder:
         return ArrowDecoder(columns, where, declared=_arrow_schema(config.schema_file) if config.schema_file else None)
     if config.schema_registry is not None:
         is_avro = config.message_format == "avro"
-        registry = SchemaRegistry(config.schema_registry, serialized=not is_avro)
+        registry = SchemaRegistry(config.schema_registry, serialized=not is_avro, interrupted=interrupted)
         return (avro_from_registry if is_avro else protobuf_from_registry)(columns, where, registry)
     if not config.schema_file:
         raise ConfigError(f"kafka.message_format {config.message_format} needs a schema_registry or a schema_file")

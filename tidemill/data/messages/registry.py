@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -34,10 +35,14 @@ class RegisteredSchema:
 
 
 class SchemaRegistry:
-    """Each schema is fetched once. `serialized`: Protobuf schemas come as file descriptors in base 64. For one thread."""
+    """Each schema is fetched once. `serialized`: Protobuf schemas come as file descriptors in base 64. `interrupted`: once it is
+    set, a question that gets no answer isn't asked again. For one thread."""
 
-    def __init__(self, config: SchemaRegistryConfig, *, serialized: bool = False) -> None:
+    def __init__(
+        self, config: SchemaRegistryConfig, *, serialized: bool = False, interrupted: threading.Event | None = None
+    ) -> None:
         self._config = config
+        self._interrupted = interrupted or threading.Event()
         self._name = redact_address(config.url)
         self._query = {"format": "serialized"} if serialized else {}
         self._schemas: dict[int, RegisteredSchema] = {}
@@ -98,7 +103,8 @@ class SchemaRegistry:
             if time.monotonic() + pause > until:
                 raise DeadlineError(f"schema registry {self._name}{path}: no answer within {self._config.timeout_s:g} s ({why})")
             log.warning("schema registry %s%s: %s; trying again", self._name, path, why)
-            time.sleep(pause)
+            if self._interrupted.wait(pause):
+                raise DeadlineError(f"schema registry {self._name}{path}: given up, since the run ends ({why})")
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     def _answer(self, response: httpx.Response, path: str) -> dict[str, Any] | None:

@@ -6,6 +6,7 @@ fingerprint, so that a run that goes on doesn't decide otherwise.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -57,7 +58,8 @@ class KafkaSource(Source):
         self._start_at = start_at
         self._dead_letters = dead_letters or DeadLetters(max_poison=config.max_poison, window=config.poison_window)
         self._columns = columns
-        self._client = KafkaClient(config, patience_s=config.connect_timeout_s)
+        self._interrupted = threading.Event()
+        self._client = self._new_client()
         self._commits = GroupCommits(config)
 
     @property
@@ -77,7 +79,7 @@ class KafkaSource(Source):
         topic_ids: dict[str, str | None] = dict.fromkeys(self.config.topic)
         topic_ids |= {topic_partition(part.split.id)[0]: part.split.fingerprint.get("topic_id") for part in assigned}
         # A client of its own, since readers may be opened by any thread.
-        client = KafkaClient(self.config, patience_s=self.config.connect_timeout_s)
+        client = self._new_client()
         try:
             return PartitionsReader(
                 self.config,
@@ -122,13 +124,19 @@ class KafkaSource(Source):
         if self.config.group_id:
             self._commits.commit(done)
 
+    def interrupt(self) -> None:
+        self._interrupted.set()
+
     def close(self) -> None:
         self._commits.close(deadline_s=_COMMIT_DEADLINE_S)
         self._client.close()
 
     def decoder(self) -> Decoder:
         """A new decoder of the topics' messages."""
-        return make_decoder(self.config, self._columns)
+        return make_decoder(self.config, self._columns, interrupted=self._interrupted)
+
+    def _new_client(self) -> KafkaClient:
+        return KafkaClient(self.config, patience_s=self.config.connect_timeout_s, interrupted=self._interrupted)
 
     def _splits(self, topic: Topic) -> list[Split]:
         splits = topic.splits()
@@ -167,7 +175,7 @@ class KafkaSource(Source):
         partitions: list[Partition] = []
         for part, bound in zip(assigned, bounds, strict=True):
             split, fingerprint = part.split.id, part.split.fingerprint
-            position = part.done.first_gap(part.done.intervals[0][0]) if part.done else fingerprint["start"] << ROW_BITS
+            position = part.done.first_gap(fingerprint["start"] << ROW_BITS)
             offset = position >> ROW_BITS
             # What is read again of a message that was trained in part is left out by the rows that are done.
             partitions.append(

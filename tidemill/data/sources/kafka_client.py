@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -157,11 +158,13 @@ def without_secrets(config: KafkaConfig, text: str) -> str:
 
 class KafkaClient:
     """Asks a cluster. Each question is asked again while its errors pass, for `patience_s`; then it raises DeadlineError, and for
-    other errors DataError at once, both naming what was asked. Belongs to one thread."""
+    other errors DataError at once, both naming what was asked. `interrupted`: once it is set, no question is asked again (one that
+    is under way takes a few seconds at most). Belongs to one thread."""
 
-    def __init__(self, config: KafkaConfig, *, patience_s: float) -> None:
+    def __init__(self, config: KafkaConfig, *, patience_s: float, interrupted: threading.Event | None = None) -> None:
         self._config = config
         self._patience_s = patience_s
+        self._interrupted = interrupted or threading.Event()
         self._timeout_s = min(_CALL_TIMEOUT_S, config.connect_timeout_s)
         self._opened: Consumer | None = None
         self._opened_admin: AdminClient | None = None
@@ -236,7 +239,8 @@ class KafkaClient:
                     raise DataError(f"{where}: {why}") from None
                 if time.monotonic() + pause > until:
                     raise DeadlineError(f"{where}: no answer within {self._patience_s:g} s ({why})") from None
-                time.sleep(pause)
+                if self._interrupted.wait(pause):
+                    raise DeadlineError(f"{where}: given up, since the run ends ({why})") from None
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     def _consumer(self) -> Consumer:

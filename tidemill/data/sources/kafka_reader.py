@@ -159,7 +159,7 @@ class PartitionsReader(SplitReader):
             part.offset = self._fit(split, part.reached, self._client.bounds([split])[0])
             self._expired = True
         else:
-            raise DataError(f"kafka {self._config.brokers}: {split.name}: {error.str()}")
+            raise DataError(f"kafka {self._config.brokers}: {split.name}: {without_secrets(self._config, error.str())}")
 
     def _note_trouble(self, why: str) -> None:
         self._trouble_at = time.monotonic()
