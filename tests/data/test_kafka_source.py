@@ -50,6 +50,24 @@ def test_message_of_ten_rows_resumes_inside(broker, topic):
     assert second.done[f"{topic}:0"] == offsets((0, 3))
 
 
+def test_rows_in_hand_arent_lost_when_what_follows_them_is_dropped(broker, topic):
+    """What was dropped is done with at once, but the row before it isn't trained yet when the checkpoint is saved."""
+    made = source(broker, topic, event_time_column="event_time")
+    produce(broker, topic, [row(100)])
+    with Run(made, batch_size=1, drop_before=1050.0) as first:
+        deadline = time.monotonic() + DEADLINE_S
+        while first.feed.take(0.1) is None:
+            assert time.monotonic() < deadline
+        produce(broker, topic, [row(1), row(2)])
+        while first.feed.counts.dropped < 2:
+            assert time.monotonic() < deadline
+            first.feed.take(0.05)
+        first.feed.take(0.2)
+        states = first.states
+    with Run(source(broker, topic), states, batch_size=1) as second:
+        assert second.train(count(1))[0] == 100
+
+
 def test_one_row_messages_at_consecutive_offsets_are_one_run(broker, topic):
     produce(broker, topic, [row(i) for i in range(8)])
     with Run(source(broker, topic), batch_size=8) as run:

@@ -18,7 +18,7 @@ from tidemill.data.dead_letters import DeadLetter, DeadLetters
 from tidemill.data.event_times import usable
 from tidemill.data.intervals import IntervalSet
 from tidemill.data.rebatch import BatchRule, Rebatcher
-from tidemill.data.salvage import bad_rows, behind, without_rows
+from tidemill.data.salvage import bad_rows, covering, without_rows
 from tidemill.data.shuffle import Shuffle
 from tidemill.data.source import Source, SplitReader
 from tidemill.data.split import Delivery, Provenance, RawBatch, Run, Split, SplitId, join_runs, keep_rows, with_event_time
@@ -58,8 +58,8 @@ class ReadPlan:
     """How a loader reads a bounded source. `readers`: threads, each of which reads a stretch of the rank's rows of its own.
 
     `shuffle` None: rows come as they lie. Without `in_order` batches come as they get ready, so that no two runs are alike. A
-    stream's batches keep their order all the same: its event time would otherwise promise rows that aren't trained.
-    Streams always come in order: what a run has trained of a partition must be all up to some position.
+    stream always comes in order: what is trained of a partition must be all up to some position, and event time must not promise
+    rows that aren't.
     """
 
     readers: int = 1
@@ -118,7 +118,6 @@ class Loader(Generic[T]):
         self._rule = rule or BatchRule(batch_size)
         self._reading = reading or ReadPlan()
         self._dead_letters = dead_letters
-        self._carried: tuple[Run, ...] = ()
         self._mine = mine
         self._transform = transform
         self._max_wait_s = max_wait_s
@@ -195,7 +194,8 @@ class Loader(Generic[T]):
 
     def take_covered(self) -> Provenance:
         """Positions of an unbounded source that are done with although no row follows: all that came there was dropped, or is a
-        gap. Those before a row come with it."""
+        gap. Those before a row come with it. They count once all batches that were taken before are trained: what is done of a
+        partition must be all up to some position."""
         with self._changed:
             covered, self._covered = join_runs(self._covered), []
         return Provenance(covered, 0)
@@ -211,10 +211,10 @@ class Loader(Generic[T]):
         if self._source.bounded or self._reader is None or not self._reader.is_caught_up(split):
             return False
         with self._changed:
-            if any(run.split == split for slot in self._slots for run in slot.provenance.runs):
-                return False
             # Until max_wait_s is over, its last rows may still wait for a batch to fill.
-            return self._activity.quiet_s(split) >= max(self._idle_timeout_s, self._max_wait_s)
+            if self._activity.quiet_s(split) < max(self._idle_timeout_s, self._max_wait_s):
+                return False
+            return not any(run.split == split for slot in self._slots for run in slot.provenance.runs)
 
     def close(self, *, deadline_s: float = 10.0) -> None:
         """Stop and join the threads. Idempotent. Raises DeadlineError naming a thread that hasn't stopped in time."""
@@ -306,7 +306,16 @@ class Loader(Generic[T]):
 
     def _cover(self, rebatcher: Rebatcher) -> None:
         with self._changed:
-            self._covered += rebatcher.take_empty()
+            self._cover_behind(len(self._slots), rebatcher.take_empty())
+
+    def _cover_behind(self, slots: int, runs: Sequence[Run]) -> None:
+        """Cover runs that hold no rows with the batch that they follow, the last of the first `slots` here; alone if it was taken.
+        Called with the lock held."""
+        if runs and slots:
+            before = self._slots[slots - 1]
+            before.provenance = covering(before.provenance, runs)
+        else:
+            self._covered += runs
 
     def _cut_rest(self, rebatcher: Rebatcher) -> None:
         sizes = rebatcher.full_sizes(is_end=True)
@@ -353,7 +362,6 @@ class Loader(Generic[T]):
         with self._changed:
             self._counts = replace(self._counts, oversized=rebatcher.oversized)
             self._changed.wait_for(lambda: self._closed or len(self._slots) < self._depth)
-            slot.provenance, self._carried = behind(self._carried, slot.provenance), ()
             self._slots.append(slot)
             self._untransformed.append(slot)
             self._all_cut = is_last
@@ -400,13 +408,10 @@ class Loader(Generic[T]):
             slot.payload = self._transform(table, self._batch_size)
 
     def _leave_out(self, slot: _Slot[T]) -> None:
-        """Deliver nothing for a batch without rows: the next one covers what it covered. Called with the lock held."""
+        """Deliver nothing for a batch without rows. Called with the lock held."""
         at = self._slots.index(slot)
-        self._slots.remove(slot)
-        if at < len(self._slots):
-            self._slots[at].provenance = behind(slot.provenance.runs, self._slots[at].provenance)
-        else:
-            self._carried = slot.provenance.runs
+        del self._slots[at]
+        self._cover_behind(at, slot.provenance.runs)
         self._changed.notify_all()
 
 

@@ -33,9 +33,9 @@ def without_rows(table: pa.Table, provenance: Provenance, rows: Sequence[int]) -
     return kept.table, replace(provenance, runs=kept.runs, num_rows=kept.num_rows, event_time=kept.event_time)
 
 
-def behind(runs: Sequence[Run], provenance: Provenance) -> Provenance:
-    """A batch that covers those runs, which hold no rows, too."""
-    return replace(provenance, runs=join_runs([*runs, *provenance.runs]))
+def covering(provenance: Provenance, runs: Sequence[Run]) -> Provenance:
+    """A batch that covers those runs too, which follow it and hold no rows."""
+    return replace(provenance, runs=join_runs([*provenance.runs, *runs]))
 
 
 def _search(table: pa.Table, first: int, transform: Transform[T], error: DataError) -> Iterator[tuple[int, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -52,6 +53,9 @@ class DataFeed:
         self._commit = commit
         self._renew = renew
         self._saved: Done = {}
+        self._num_taken = self._num_trained = 0
+        # Positions without rows, each behind so many of the batches that were taken.
+        self._covered: deque[tuple[int, Provenance]] = deque()
         self._counted = False
         self._earlier_counts = RowCounts()
         self._open_loader = open_loader
@@ -103,12 +107,16 @@ class DataFeed:
         if self.is_complete:
             raise EOFError
         try:
-            return self._loader.take(max(timeout_s, self._patience_s))
+            delivery = self._loader.take(max(timeout_s, self._patience_s))
+            self._num_taken += delivery is not None
+            return delivery
         finally:
             self._learn()
 
     def trained(self, provenance: Provenance) -> None:
+        self._num_trained += 1
         self.progress.advance(provenance)
+        self._cover()
         self._watermark.advance(provenance)
         arrival = provenance.newest_arrival
         if arrival is not None and (self._newest_arrival is None or arrival > self._newest_arrival):
@@ -183,7 +191,13 @@ class DataFeed:
             self._partitions.append(split.id)
             self._watermark.add(split.id)
         if not self._bounded:
-            self.progress.advance(self._loader.take_covered())
+            self._covered.append((self._num_taken, self._loader.take_covered()))
+            self._cover()
+
+    def _cover(self) -> None:
+        """Advance by the positions without rows whose batches before them are all trained."""
+        while self._covered and self._covered[0][0] <= self._num_trained:
+            self.progress.advance(self._covered.popleft()[1])
 
     def _open(self, base: AssignmentBase | None) -> None:
         splits = self._order(self._splits, self.progress.passes)
