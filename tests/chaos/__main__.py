@@ -46,7 +46,7 @@ def main() -> int:
                 break
             try:
                 found = play(folder / name)
-            except (AssertionError, TimeoutError) as error:
+            except (AssertionError, TimeoutError, subprocess.TimeoutExpired) as error:
                 broken.append(name)
                 print(f"{name} broke: {str(error)[-3000:]}", flush=True)
                 continue
