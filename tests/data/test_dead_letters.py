@@ -16,9 +16,10 @@ from tidemill import logs
 from tidemill.config.data import FolderConfig
 from tidemill.data.assignment import assign
 from tidemill.data.dead_letters import DeadLetter, DeadLetterFile, DeadLetters, DeadLetterSink
-from tidemill.data.loader import Loader
+from tidemill.data.loader import Loader, ReadPlan
 from tidemill.data.progress import Progress
 from tidemill.data.salvage import bad_rows, without_rows
+from tidemill.data.shuffle import Shuffle
 from tidemill.data.sources.folder import FolderSource
 from tidemill.data.split import Provenance, Run, SplitId
 from tidemill.errors import DataError, SchemaError, StorageError
@@ -237,13 +238,21 @@ def test_loader_over_budget_fails_after_what_was_good():
         loader.close()
 
 
-@pytest.mark.parametrize(("letters", "error"), [(None, DataError), (DeadLetters(max_poison=9, window=9), SchemaError)])
-def test_loader_without_dead_letters_or_with_a_wrong_schema_fails_at_once(letters, error):
+@pytest.mark.parametrize("letters", [None, DeadLetters(max_poison=9, window=9)])
+def test_loader_with_a_wrong_schema_fails_at_once(letters):
     def transform(table, size):
-        raise error("no")
+        raise SchemaError("no")
 
-    with pytest.raises(error, match=r"^no$"):
+    with pytest.raises(SchemaError, match=r"^no$"):
         load(ScriptedSource({"a": script(5)}), letters, transform)
+
+
+@pytest.mark.parametrize("shuffle", [None, Shuffle(seed=1, pass_number=0, block_rows=16)])
+def test_loader_without_dead_letters_names_the_place_of_the_row_at_fault(shuffle):
+    """B: bad input gets an error that names its row, also out of a shuffled batch, whose own numbers say nothing."""
+    source = ScriptedSource({"a": script(9), "b": [Rows(pa.table({"n": [9, 10, 11]}), event_time=[1.0, 1.0, 1.0])]})
+    with pytest.raises(DataError, match=r"^split b, row 1: column 'n': 10 is bad$"):
+        load(source, None, refuse({10}), reading=ReadPlan(shuffle=shuffle))
 
 
 def test_rows_of_a_folder_are_named_by_file(tmp_path):

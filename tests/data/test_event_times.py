@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tidemill.data.event_times import column_times, usable
+from tidemill.data.event_times import FirstTimes, column_times, usable
 from tidemill.errors import DataError
 
 NOW = 1_700_000_000
@@ -40,6 +40,19 @@ def test_a_few_wrong_times_are_counted_only():
     kept, refused = usable(some, np.inf)
     assert refused == 500
     assert np.nansum(kept) == NOW
+
+
+def test_wrong_times_in_many_small_reads_are_an_error_too():
+    """Messages of a few rows each: the first hundred rows tell, unless one of them is right."""
+    wrong = np.array([1.77e12, np.nan])
+    first = FirstTimes()
+    for _ in range(99):
+        first.look(wrong, where="clicks")
+    with pytest.raises(DataError, match=r"clicks: none of 100 event times can be Unix seconds.*milliseconds"):
+        first.look(wrong, where="clicks")
+    first = FirstTimes()
+    for number in range(300):
+        first.look(np.array([1.77e9]) if number == 50 else wrong, where="clicks")
 
 
 def test_nulls_alone_are_no_error():

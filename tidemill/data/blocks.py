@@ -203,9 +203,9 @@ class _Places:
 def shuffled(pieces: Sequence[RawBatch], shuffle: Shuffle) -> RawBatch:
     """The rows of some raw batches as one, in the shuffle's order. Positions without rows stay runs."""
     runs = [run for piece in pieces for run in piece.runs]
-    splits = tuple(dict.fromkeys(run.split for run in runs))
-    index = [np.full(run.rows, splits.index(run.split), dtype=np.int32) for run in runs]
-    scatter = Scatter(splits, np.concatenate(index), np.concatenate([positions(run) for run in runs]))
+    numbers = {split: number for number, split in enumerate(dict.fromkeys(run.split for run in runs))}
+    index = [np.full(run.rows, numbers[run.split], dtype=np.int32) for run in runs]
+    scatter = Scatter(tuple(numbers), np.concatenate(index), np.concatenate([positions(run) for run in runs]))
     order = shuffle.rows(scatter)
     table = pa.concat_tables([piece.table for piece in pieces if piece.num_rows] or [pieces[0].table])
     return RawBatch(

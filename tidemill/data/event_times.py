@@ -30,10 +30,30 @@ def column_times(column: pa.ChunkedArray, *, where: str) -> np.ndarray:
     raise SchemaError(f"{where} is of type {kind}: event time must be a timestamp, or a number of Unix seconds")
 
 
+class FirstTimes:
+    """Looks at a source's first event times until one of them can be Unix seconds: each read alone may have few."""
+
+    def __init__(self) -> None:
+        self._given = np.empty(0)
+        self._is_over = False
+
+    def look(self, times: np.ndarray, *, where: str) -> None:
+        """Raises DataError naming `where` once there are many, and none of them can be."""
+        if self._is_over:
+            return
+        self._given = np.concatenate([self._given, times[~np.isnan(times)]])
+        self._is_over = _any_seconds(self._given)
+        _require_seconds(self._given, where)
+
+
+def _any_seconds(times: np.ndarray) -> bool:
+    return bool(((times >= EARLIEST) & (times <= LATEST)).any())
+
+
 def _require_seconds(times: np.ndarray, where: str) -> None:
     """Fewer than `_MANY` wrong ones are left to `usable`, which counts them: a producer may err now and then."""
     given = times[~np.isnan(times)]
-    if len(given) < _MANY or ((given >= EARLIEST) & (given <= LATEST)).any():
+    if len(given) < _MANY or _any_seconds(given):
         return
     example = float(given[0])
     unit = next((name for name, per_second in _UNITS.items() if _OLDEST <= example / per_second <= LATEST), None)

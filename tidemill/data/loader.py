@@ -15,7 +15,7 @@ from tidemill.clock import Clock, SystemClock
 from tidemill.data.assignment import Assigned
 from tidemill.data.blocks import BlockReader
 from tidemill.data.dead_letters import DeadLetter, DeadLetters
-from tidemill.data.event_times import usable
+from tidemill.data.event_times import FirstTimes, usable
 from tidemill.data.intervals import IntervalSet
 from tidemill.data.rebatch import BatchRule, Rebatcher
 from tidemill.data.salvage import bad_rows, covering, without_rows
@@ -89,7 +89,7 @@ class Loader(Generic[T]):
     `drop_before`: rows with an earlier event time aren't delivered (rows without one are). Event times later than now +
     `max_future_s` are taken out of their rows. `rule`, if given, is what fills a batch, of `batch_size` rows at most. `reading`
     is for bounded sources; others are read by one thread. `mine`: see `Source.open_all`. `dead_letters`: takes rows that
-    `transform` raises DataError for, and their batch is delivered without them; None: the error is.
+    `transform` raises DataError for, and their batch is delivered without them; None: the error is raised, with the row's place.
     Threading: `take` and `close` belong to one thread; the others may be called from any.
     """
 
@@ -134,6 +134,7 @@ class Loader(Generic[T]):
         self._all_cut = False
         self._error: BaseException | None = None
         self._counts = RowCounts()
+        self._first_times = FirstTimes()
         self._reader: SplitReader | None = None
         self._found: list[Split] = []
         self._covered: list[Run] = []
@@ -332,6 +333,7 @@ class Loader(Generic[T]):
         dropped = refused = 0
         read = raw.num_rows
         if raw.event_time is not None:
+            self._first_times.look(raw.event_time, where=f"{self._source.kind}: event time")
             times, refused = usable(raw.event_time, self._clock.time() + self._max_future_s)
             if refused:
                 raw = with_event_time(raw, times)
@@ -390,8 +392,16 @@ class Loader(Generic[T]):
             slot.payload = self._transform(table, self._batch_size)
         except DataError as error:
             if self._dead_letters is None or slot.provenance.scattered:
-                raise
+                raise self._placed(slot, table, error) from None
             self._salvage(slot, table, error, self._dead_letters)
+
+    def _placed(self, slot: _Slot[T], table: pa.Table, error: DataError) -> DataError:
+        """The error with the place of the first row at fault; as it is if no row is, on its own."""
+        try:
+            row, why = next(bad_rows(table, lambda rows: self._transform(rows, self._batch_size), error))
+        except DataError as of_all:
+            return of_all
+        return DataError(str(DeadLetter(self._source.place_of(*slot.provenance.locate(row)), why)))
 
     def _salvage(self, slot: _Slot[T], table: pa.Table, error: DataError, dead_letters: DeadLetters) -> None:
         """Transform the rows of a batch that can be; the others become dead letters, one by one, so that a budget ends it."""

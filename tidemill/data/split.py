@@ -213,8 +213,7 @@ def scattered_rows(pieces: Sequence[RawBatch]) -> tuple[Scattered, ...]:
     before = 0
     for piece in pieces:
         if piece.scatter is not None:
-            for number in np.unique(piece.scatter.index).tolist():
-                rows = np.flatnonzero(piece.scatter.index == number)
+            for number, rows in _by_value(piece.scatter.index):
                 times = None if piece.event_time is None else piece.event_time[rows]
                 part = (rows + before, piece.scatter.positions[rows], largest(times, 0, len(rows)))
                 found.setdefault(piece.scatter.splits[number], []).append(part)
@@ -228,6 +227,15 @@ def scattered_rows(pieces: Sequence[RawBatch]) -> tuple[Scattered, ...]:
         )
         for split, parts in found.items()
     )
+
+
+def _by_value(values: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """Each value, with the ascending indices at which it stands. A block may hold rows of very many small files."""
+    order = np.argsort(values, kind="stable")
+    edges = np.flatnonzero(np.diff(values[order])) + 1
+    for rows in np.split(order, edges):
+        if len(rows):
+            yield int(values[rows[0]]), rows
 
 
 def join_runs(runs: Iterable[Run]) -> tuple[Run, ...]:
