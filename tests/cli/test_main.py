@@ -31,6 +31,10 @@ COMMANDS = [
     "cycle run",
     "cycle plan",
     "cycle status",
+    "lineage show",
+    "lineage promote",
+    "lineage rollback",
+    "lineage retire",
 ]
 
 

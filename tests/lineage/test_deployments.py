@@ -8,24 +8,19 @@ from pathlib import Path
 import pytest
 
 from tidemill.clock import ManualClock
-from tidemill.contracts import layout
 from tidemill.contracts.lineage import Deployment
-from tidemill.contracts.release import ReleaseManifest, Stages
 from tidemill.contracts.serving import ServingStatus
-from tidemill.errors import CorruptError, LineageError, NotFoundError, StorageError
+from tidemill.errors import CorruptError, LineageError, StorageError
 from tidemill.lineage.deployments import (
     Pin,
     confirmed,
     deploy,
     is_deployed,
-    last_release,
     newest_deployment,
-    rollback,
     served_watermark,
     serving_statuses,
 )
 from tidemill.lineage.liveness import LivenessTracker
-from tidemill.lineage.records import snapshot_digest
 from tidemill.storage.backends.local import LocalStorage
 from tidemill.storage.base import Chunk
 from tidemill.testing.faulty_storage import FaultyStorage, SimulatedCrash
@@ -133,17 +128,6 @@ def test_a_torn_newest_deployment_is_an_error_not_an_older_one(root: LocalStorag
         newest_deployment(root)
 
 
-def test_a_rollback_pins_the_last_release(root: LocalStorage) -> None:
-    root.write(f"{DAY1}/snapshot.json", b"snapshot")
-    assert last_release(root, DAY1) == Pin(0, 0)
-    deploy(root, DAY1, snapshot_digest(root, DAY1), "first")
-    deploy(root, DAY2, "d2", "caught up")
-    back = rollback(root, DAY1, "day 2 is bad")
-    assert (back.number, back.lineage, back.pin_term, back.pin_sequence) == (3, DAY1, 0, 0)
-    with pytest.raises(NotFoundError):
-        rollback(root, DAY3, "never exported")
-
-
 class TestServing:
     def status(self, server: str, lineage: str | None, heartbeat: int, *, ready: bool = True, watermark: float | None = 1.0):
         return ServingStatus(
@@ -218,28 +202,3 @@ class TestServing:
         root.write("serving/a.json", self.status("a", DAY1, 1).to_bytes())
         root.write("serving/b.json", b"{")
         assert [status.server for status in serving_statuses(root)] == ["a"]
-
-
-def test_a_rollback_to_a_lineage_with_releases_pins_its_newest_one(root: LocalStorage) -> None:
-    for sequence, term in ((1, 1), (2, 1), (10, 3)):
-        manifest = ReleaseManifest(
-            sequence=sequence,
-            term=term,
-            cut=1,
-            run_id="r",
-            nonce="n",
-            snapshot_digest="d",
-            step=1,
-            examples=1,
-            watermark=None,
-            segments=[],
-            files=[],
-            dense=None,
-            splits=[],
-            stages=Stages(cut_at=0.0, written_at=0.0, gated_at=0.0, committed_at=0.0),
-        )
-        root.write(f"{DAY1}/{layout.release(sequence)}", manifest.to_bytes())
-    root.write(f"{DAY1}/snapshot.json", b"snapshot")
-    back = rollback(root, DAY1, "day 2 is bad")
-    assert (back.pin_term, back.pin_sequence) == (3, 10)
-    assert back.snapshot_digest == snapshot_digest(root, DAY1)

@@ -13,6 +13,7 @@ from tidemill.clock import ManualClock
 from tidemill.contracts import layout
 from tidemill.contracts.serving import ServingStatus
 from tidemill.errors import StorageError
+from tidemill.lineage.by_hand import promote, roll_back
 from tidemill.serving.follower import Follower, Identity
 from tidemill.serving.metrics import Metrics
 from tidemill.storage.backends.local import LocalStorage
@@ -353,3 +354,27 @@ def test_a_status_that_cannot_be_written_is_counted(root: LocalStorage, new_line
     assert "tidemill_freshness_seconds 12.0" in text
     assert "tidemill_rows_applied_total 28.0" in text
     assert "tidemill_swaps_total 1.0" in text
+
+
+def test_rollbacks_and_promotions_by_hand_are_obeyed(root: LocalStorage, new_lineage: LineageMaker) -> None:
+    """A rollback freezes the newest good release of the lineage before; a promotion ends it."""
+    first, second = new_lineage("20240101", seed=1), new_lineage("20240102", seed=2)
+    for lineage in (first, first, first, second):
+        lineage.release()
+    root.write(first.key(layout.release(3)), b"torn")
+    promote(root, "20240101", "first")
+    promote(root, "20240102", "caught up")
+    follower = follower_of(root)
+    follower.poll()
+    assert_serves(follower, second, (1, 1))
+    roll_back(root, "day 2 is bad")
+    second.release()
+    follower.poll()
+    assert_serves(follower, first, (1, 2))
+    assert (follower.error, status_of(root).deployment) == (None, 3)
+    roll_back(root, "further back", date="20240101", sequence=0)
+    follower.poll()
+    assert_serves(follower, first, (0, 0))
+    promote(root, "20240102", "good after all")
+    follower.poll()
+    assert_serves(follower, second, (1, 2))

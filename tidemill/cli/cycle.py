@@ -14,8 +14,8 @@ from tidemill import logs
 from tidemill.contracts import layout
 from tidemill.errors import TidemillError
 from tidemill.lineage import cycle as cycles
-from tidemill.lineage.deployments import newest_deployment, serving_statuses
 from tidemill.lineage.orchestrators.local import LocalCycle, read_records
+from tidemill.lineage.overview import deployment_line, server_lines
 from tidemill.storage.open import open_storage
 
 app = typer.Typer(help="The daily cycle: train, export, stream, deploy, hand over.", no_args_is_help=True)
@@ -64,15 +64,9 @@ def status(path: CyclePath) -> None:
     """Print what is deployed, and what every server says it serves."""
     with _errors_as_exit_codes():
         root = open_storage(cycles.load_cycle(path).root)
-        newest = newest_deployment(root)
-        if newest is None:
-            typer.echo("nothing is deployed")
-        else:
-            pin = f", pinned to release {newest.pin_sequence}" if newest.pin_sequence is not None else ""
-            typer.echo(f"deployment {newest.number}: {newest.lineage}{pin}, deployed because: {newest.reason}")
-        for server in serving_statuses(root):
-            state = f"{server.lineage} release {server.sequence}" if server.ready else "not ready"
-            typer.echo(f"server {server.server}: {state}{f'; {server.error}' if server.error else ''}")
+        typer.echo(deployment_line(root))
+        for line in server_lines(root):
+            typer.echo(line)
 
 
 @contextmanager

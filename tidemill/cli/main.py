@@ -7,7 +7,7 @@ import sys
 import typer
 
 from tidemill import logs
-from tidemill.cli import config, cycle
+from tidemill.cli import config, cycle, lineage
 from tidemill.cli.broker import broker
 from tidemill.cli.demo import demo
 from tidemill.cli.evaluate import evaluate
@@ -40,6 +40,7 @@ app.command()(trace)
 app.command()(demo)
 app.add_typer(config.app, name="config", help="Check and explain pipeline configs.")
 app.add_typer(cycle.app, name="cycle", help="Run the daily cycle.")
+app.add_typer(lineage.app, name="lineage", help="Show, promote, roll back and retire lineages.")
 
 
 def main() -> None:

@@ -10,12 +10,10 @@ from dataclasses import dataclass
 from tidemill.clock import Clock, SystemClock
 from tidemill.contracts import layout
 from tidemill.contracts.lineage import Deployment
-from tidemill.contracts.release import ReleaseManifest
 from tidemill.contracts.serving import ServingStatus
 from tidemill.errors import CorruptError, LineageError, NotFoundError, StorageError
 from tidemill.lineage.handover import Confirmation
 from tidemill.lineage.liveness import Liveness, LivenessTracker
-from tidemill.lineage.records import snapshot_digest
 from tidemill.logs import event, log
 from tidemill.storage.base import Storage
 from tidemill.storage.commit import create_once
@@ -116,21 +114,6 @@ def _says(deployment: Deployment, lineage: str, digest: str, pin: Pin | None) ->
     given = (pin.term, pin.sequence) if pin else (None, None)
     pinned = (deployment.pin_term, deployment.pin_sequence)
     return deployment.lineage == lineage and deployment.snapshot_digest == digest and pinned == given
-
-
-def rollback(root: Storage, lineage: str, reason: str, pin: Pin | None = None, *, clock: Clock | None = None) -> Deployment:
-    """Serve a release of a lineage, frozen: its last one if `pin` is None, its snapshot if it has none."""
-    return deploy(root, lineage, snapshot_digest(root, lineage), reason, pin or last_release(root, lineage), clock=clock)
-
-
-def last_release(root: Storage, lineage: str) -> Pin:
-    """A lineage's newest committed release; (0, 0) if it has none."""
-    newest = newest_number(root, "releases", layout.release_sequence, base=lineage)
-    if not newest:
-        return Pin(0, 0)
-    key = f"{lineage}/{layout.release(newest)}"
-    manifest = ReleaseManifest.parse(root.read(key), where=f"{root.url}/{key}")
-    return Pin(manifest.term, manifest.sequence)
 
 
 def _write_hint(root: Storage) -> None:
