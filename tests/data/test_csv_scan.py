@@ -80,3 +80,19 @@ def test_tells_where_a_quote_opens_that_never_closes():
 def test_stops_behind_so_many_rows():
     found = scanned(b"1,2\n3,4\n5,6\n", max_rows=2)
     assert (found.rows, found.size, found.lines, found.open_line) == (2, 8, 2, -1)
+
+
+VALUES = st.lists(st.sampled_from(["y", '""', ",", "\n", "\r\n", "long enough"]), max_size=8).map("".join)
+TEXTS = st.one_of(st.text("xyz", max_size=30), VALUES.map(lambda text: f'"{text}"'))
+PLAIN = st.tuples(TEXTS, TEXTS, st.sampled_from(["\n", "\n", "\r\n", "\n\n", "\r\n\r\n"])).map(
+    lambda row: f"{row[0]},{row[1]}{row[2]}"
+)
+ODD = st.sampled_from(["1\n", "1,2,3\n", '5" pipe,2\n', '"x"y"z,2\n', "1,2\r", "\r", '"', ","])
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.one_of(PLAIN, PLAIN, PLAIN, ODD), max_size=40).map("".join), st.integers(0, 500), st.booleans())
+def test_words_and_bytes_agree(text, cut, is_end):
+    """Plain records are scanned 64 bytes at once; `max_rows` has all scanned byte by byte."""
+    data = text.encode()[:cut] if cut < 400 else text.encode()
+    assert scanned(data, is_end=is_end) == scanned(data, is_end=is_end, max_rows=len(data) + 1)

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.csv
 
 from tidemill.config.base import Config
@@ -60,7 +59,7 @@ class _Block:
     """Whole rows of a file. `first`: the number of the first; `line`: the line it begins on, from 1; `stop`: the offset of what
     comes next in the text."""
 
-    text: bytes
+    text: memoryview
     first: int
     rows: int
     line: int
@@ -147,7 +146,7 @@ class CsvSource(Source):
             self._check_scan(text.path, found, line, num_values, size=len(chunk), is_end=not more)
             offset, next_line = offset + found.size, line + found.lines
             if found.rows:
-                yield _Block(chunk[: found.size], row, found.rows, line, offset, next_line)
+                yield _Block(memoryview(chunk)[: found.size], row, found.rows, line, offset, next_line)
             row, line, kept = row + found.rows, next_line, chunk[found.size :]
             if not more:
                 return
@@ -162,13 +161,12 @@ class CsvSource(Source):
             raise DataError(f"{path}, line {block.line}: {table.num_rows} rows were read where {block.rows} were counted")
         for index, field in enumerate(table.schema):
             if pa.types.is_string(field.type):
-                column = table.column(index)
-                table = table.set_column(index, field, pc.if_else(pc.equal(pc.binary_length(column), 0), None, column))
+                table = table.set_column(index, field, _empty_as_null(table.column(index)))
         return table
 
     def _arrow(self, block: _Block, names: list[str], types: Mapping[str, pa.DataType]) -> pa.Table:
         return pyarrow.csv.read_csv(
-            pa.BufferReader(block.text),
+            pa.BufferReader(pa.py_buffer(block.text)),
             read_options=pyarrow.csv.ReadOptions(
                 column_names=names, use_threads=False, block_size=max(len(block.text) + 1, 1 << 16)
             ),
@@ -205,7 +203,7 @@ class CsvSource(Source):
         found = scan(np.frombuffer(start, np.uint8), self._delimiter, 0, is_end=len(start) < _BLOCK, max_rows=1)
         if not found.rows:
             raise SchemaError(f"{text.path}: no header in its first line")
-        block = _Block(start[: found.size], 0, 1, 1, 0, 1)
+        block = _Block(memoryview(start)[: found.size], 0, 1, 1, 0, 1)
         plain = [str(number) for number in range(found.odd_values)]
         row = self._arrow(block, plain, dict.fromkeys(plain, pa.string())).to_pylist()[0]
         names = [str(row[name]).strip() for name in plain]
@@ -248,6 +246,21 @@ class CsvSource(Source):
                 raise ConfigError(f"CSV: column {name!r} is declared as {kind}, but a value is one text: declare STRING")
         if config.event_time_column and config.event_time_column not in types:
             raise ConfigError(f"the event time's column {config.event_time_column!r} isn't among the columns to read")
+
+
+def _empty_as_null(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A column of text without nulls; only its validity is made anew."""
+    return pa.chunked_array([_filled(text) for text in column.chunks], column.type)
+
+
+def _filled(texts: pa.StringArray) -> pa.StringArray:
+    _, offsets, data = texts.buffers()
+    ends = np.frombuffer(offsets, np.int32)[texts.offset : texts.offset + len(texts) + 1]
+    given = ends[1:] != ends[:-1]
+    if given.all():
+        return texts
+    valid = pa.array(given).buffers()[1]
+    return pa.StringArray.from_buffers(len(texts), pa.py_buffer(ends), data, valid)
 
 
 class _Text:
