@@ -9,6 +9,7 @@ from datetime import date, datetime
 from decimal import Decimal
 
 import numpy as np
+import odps
 import pyarrow as pa
 import pytest
 
@@ -16,6 +17,7 @@ from tests.data.maxcompute.conftest import MakeSource, numbers
 from tidemill.data.assignment import Assigned
 from tidemill.data.intervals import IntervalSet
 from tidemill.data.source import Source
+from tidemill.data.sources.maxcompute import client
 from tidemill.data.split import RawBatch
 from tidemill.errors import DataError, DeadlineError, SchemaError, SourceChangedError
 from tidemill.testing.maxcompute import MaxComputeEmulator
@@ -87,6 +89,26 @@ def test_a_body_that_ends_cleanly_too_early_is_read_on(clicks: MaxComputeEmulato
 def test_a_cut_stream_is_read_on(clicks: MaxComputeEmulator, make: MakeSource):
     clicks.faults.cut(after_bytes=0)
     clicks.faults.cut(after_bytes=4000, times=4, skip=1)
+    assert ids(make(PATH, columns=["id"])) == list(range(5000))
+
+
+def test_a_stream_that_hangs_is_read_on(clicks: MaxComputeEmulator, make: MakeSource):
+    """Every wait has a deadline: the client's own, two minutes, is shortened here."""
+    usual, odps.options.read_timeout = odps.options.read_timeout, 2
+    clicks.faults.hang(after_bytes=4000)
+    try:
+        assert ids(make(PATH, columns=["id"])) == list(range(5000))
+    finally:
+        odps.options.read_timeout = usual
+        clicks.faults.clear()
+
+
+def test_rows_come_without_the_clients_private_parts_too(
+    clicks: MaxComputeEmulator, make: MakeSource, monkeypatch: pytest.MonkeyPatch
+):
+    """Reading looks for the response inside the client's stream, which another version may not have there."""
+    monkeypatch.setattr(client, "_response", lambda stream: None)
+    clicks.faults.cut(after_bytes=4000)
     assert ids(make(PATH, columns=["id"])) == list(range(5000))
 
 

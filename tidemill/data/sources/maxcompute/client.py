@@ -130,16 +130,21 @@ def _session(response: Any) -> Session:
 def _body(stream: Any) -> Any:
     """What the answer's bytes are read from: the response itself, which gives a column in one piece. The client's stream puts it
     together from 64 KiB each, which costs as much again as all else."""
-    response = getattr(stream, "_raw_reader", None)
+    response = _response(stream)
     return stream if response is None else response.raw
 
 
 def _hang_up(stream: Any) -> None:
     """Give the connection back. The client's own `close` only marks the stream, and leaves the rest of the answer unread."""
     stream.close()
-    response = getattr(stream, "_raw_reader", None)
+    response = _response(stream)
     if response is not None:
         response.close()
+
+
+def _response(stream: Any) -> Any:
+    """The response inside the client's stream; None if this version of the client keeps it elsewhere."""
+    return getattr(stream, "_raw_reader", None)
 
 
 def _account(credentials: OdpsCredentials) -> Any:
