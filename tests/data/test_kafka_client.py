@@ -54,7 +54,7 @@ def test_no_value_of_a_secret_is_in_an_error():
     with pytest.raises(ConfigError, match=r"kafka\.client") as caught:
         check_client(config(**client))
     assert not [secret for secret in ("hunter2", "hunter3", "opensesame") if secret in str(caught.value)]
-    assert without_secrets(config(**SASL), "login of trainer with hunter2 failed") == "login of trainer with REDACTED failed"
+    assert without_secrets(SASL, "login of trainer with hunter2 failed") == "login of trainer with REDACTED failed"
 
 
 def test_lines_about_each_attempt_to_connect_are_left_out(caplog):

@@ -101,11 +101,12 @@ def test_rows_that_were_delivered_but_not_committed_are_never_seen(transactional
     assert committed_messages(transactional, topic) == []
 
 
+@pytest.mark.parametrize("options", ["", "&transactional.id=scores"])
 def test_without_transactions_it_says_so_and_nothing_shows_before_all_ranks_have_all_rows(
-    broker: DevelopmentBroker, caplog: pytest.LogCaptureFixture
+    broker: DevelopmentBroker, caplog: pytest.LogCaptureFixture, options: str
 ) -> None:
     topic = new_topic(broker)
-    made = output(broker.bootstrap, topic, "?message.format=json")
+    made = output(broker.bootstrap, topic, f"?message.format=json{options}")
     made.write(rows(0, 5))
     made.deliver({}, 0)
     assert committed_messages(broker.bootstrap, topic) == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -115,9 +115,9 @@ def check_client(config: KafkaConfig) -> None:
     settings = consumer_settings(config)
     del settings["bootstrap.servers"]
     try:
-        Consumer(settings, logger=_client_log).close()
+        Consumer(settings, logger=client_log).close()
     except KafkaException as error:
-        raise ConfigError(f"kafka.client: {without_secrets(config, error.args[0].str())}") from None
+        raise ConfigError(f"kafka.client: {without_secrets(config.client, error.args[0].str())}") from None
 
 
 def consumer_settings(config: KafkaConfig) -> dict[str, Any]:
@@ -134,23 +134,23 @@ def consumer_settings(config: KafkaConfig) -> dict[str, Any]:
 
 def open_consumer(config: KafkaConfig, on_error: Callable[[KafkaError], None]) -> Consumer:
     """A new client of the cluster. `on_error` is called for what concerns no single partition, by the thread that polls."""
-    return Consumer({**consumer_settings(config), "error_cb": on_error}, logger=_client_log)
+    return Consumer({**consumer_settings(config), "error_cb": on_error}, logger=client_log)
 
 
 def open_admin(config: KafkaConfig) -> AdminClient:
     """A new client for questions that a consumer can't ask."""
-    return AdminClient({**config.client, "bootstrap.servers": config.brokers}, logger=_client_log)
+    return AdminClient({**config.client, "bootstrap.servers": config.brokers}, logger=client_log)
 
 
 def open_producer(config: KafkaConfig) -> Producer:
     """A new client that writes to the cluster, each message once and in order."""
     settings = {key: value for key, value in config.client.items() if key not in _ALLOWED}
-    return Producer({**settings, "bootstrap.servers": config.brokers, "enable.idempotence": True}, logger=_client_log)
+    return Producer({**settings, "bootstrap.servers": config.brokers, "enable.idempotence": True}, logger=client_log)
 
 
-def without_secrets(config: KafkaConfig, text: str) -> str:
-    """A message of the client in which no value of a secret setting is left."""
-    for key, value in config.client.items():
+def without_secrets(settings: Mapping[str, object], text: str) -> str:
+    """A message of the client in which no value of a secret among its settings is left."""
+    for key, value in settings.items():
         if is_secret(key) and str(value):
             text = text.replace(str(value), REDACTED)
     return text
@@ -234,7 +234,7 @@ class KafkaClient:
                 return call()
             except KafkaException as exception:
                 error: KafkaError = exception.args[0]
-                where, why = f"kafka {self._config.brokers}: {what}", without_secrets(self._config, error.str())
+                where, why = f"kafka {self._config.brokers}: {what}", without_secrets(self._config.client, error.str())
                 if not passes(error):
                     raise DataError(f"{where}: {why}") from None
                 if time.monotonic() + pause > until:
@@ -264,5 +264,6 @@ class _StateChanges(logging.Filter):
         return facility not in self._REPEATED
 
 
-_client_log = logging.getLogger("tidemill.kafka")
-_client_log.addFilter(_StateChanges())
+client_log = logging.getLogger("tidemill.kafka")
+"""What every client of a cluster logs to."""
+client_log.addFilter(_StateChanges())

@@ -65,6 +65,6 @@ class GroupCommits:
             errors = [part.error for part in answer.result().topic_partitions if part.error is not None]
             error = KafkaException(errors[0]) if errors else None
         if error is not None and not self._failing:
-            why = without_secrets(self._config, str(error))
+            why = without_secrets(self._config.client, str(error))
             log.warning("kafka %s: offsets of group %s weren't committed: %s", self._config.brokers, self._config.group_id, why)
         self._failing = error is not None

@@ -71,7 +71,7 @@ class DeadLetterTopic(DeadLetterSink):
 
     def _failed(self, kind: type[TidemillError], why: str) -> TidemillError:
         where = f"kafka {self._config.brokers}: dead letters can't be kept in topic {self._topic!r} (kafka.dead_letter.topic)"
-        return kind(f"{where}: {without_secrets(self._config, why)}")
+        return kind(f"{where}: {without_secrets(self._config.client, why)}")
 
 
 def _headers(letter: DeadLetter) -> list[tuple[str, str | bytes | None]]:

@@ -78,7 +78,7 @@ class PartitionsReader(SplitReader):
             self._assign()
             messages, self._passed = [], {part.split: part.offset for part in self._partitions}
         if self._fatal is not None:
-            raise DataError(f"kafka {self._config.brokers}: {without_secrets(self._config, self._fatal.str())}")
+            raise DataError(f"kafka {self._config.brokers}: {without_secrets(self._config.client, self._fatal.str())}")
         self._note_health(bool(messages))
         raw = self._rows.batch(messages, self._partitions) if messages else RawBatch(self._rows.none, ())
         raw = replace(raw, runs=(*raw.runs, *self._take_passed()))
@@ -159,12 +159,12 @@ class PartitionsReader(SplitReader):
             part.offset = self._fit(split, part.reached, self._client.bounds([split])[0])
             self._expired = True
         else:
-            raise DataError(f"kafka {self._config.brokers}: {split.name}: {without_secrets(self._config, error.str())}")
+            raise DataError(f"kafka {self._config.brokers}: {split.name}: {without_secrets(self._config.client, error.str())}")
 
     def _note_trouble(self, why: str) -> None:
         self._trouble_at = time.monotonic()
         if self._trouble is None:
-            self._trouble = without_secrets(self._config, why)
+            self._trouble = without_secrets(self._config.client, why)
             log.warning("kafka %s: %s; waiting for it to pass", self._config.brokers, self._trouble)
 
     def _note_health(self, got_messages: bool) -> None:

@@ -105,7 +105,7 @@ class KafkaWatch:
             except (DataError, DeadlineError) as error:
                 self._failed = str(error)
             except KafkaException as exception:
-                self._failed = without_secrets(self._config, exception.args[0].str())
+                self._failed = without_secrets(self._config.client, exception.args[0].str())
             self._stop.wait(_ASK_S)
 
     def _ask_ends(self, client: KafkaClient) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import logging
 import struct
 import tempfile
 import time
@@ -17,9 +16,9 @@ from confluent_kafka.admin import AdminClient
 from pydantic import Field
 
 from tidemill.config.base import Positive
-from tidemill.config.dump import REDACTED, is_secret
 from tidemill.config.kafka_uri import split_kafka_uri
 from tidemill.contracts.output import OutputManifest
+from tidemill.data.sources.kafka_client import client_log, without_secrets
 from tidemill.data.writers.output import Columns, Json, Output, OutputConfig
 from tidemill.errors import ConfigError, DataError, DeadlineError, SchemaError, StorageError
 from tidemill.logs import log
@@ -32,6 +31,7 @@ _LARGEST_MESSAGE = 900_000
 # Nothing is called back while all goes well, so a wait for room in the queue is never woken early.
 _POLL_S = 0.01
 _POLL_EVERY = 1000
+_OF_TRANSACTIONS = ("transactional.id", "transaction.timeout.ms")
 _NO_TRANSACTIONS = {
     KafkaError._UNSUPPORTED_FEATURE,
     KafkaError.UNSUPPORTED_VERSION,
@@ -80,7 +80,7 @@ class KafkaOutput(Output):
         for field in schema or ():
             if self._message_format == "json" and not _has_json(field.type):
                 raise SchemaError(f"{self.place}: column {field.name!r} is {field.type}, which JSON can't hold; use Arrow messages")
-        admin = AdminClient({**self._client, "bootstrap.servers": self._brokers}, logger=_client_log)
+        admin = AdminClient({**self._client, "bootstrap.servers": self._brokers}, logger=client_log)
         try:
             topics = admin.list_topics(timeout=min(_CONNECT_TIMEOUT_S, self._config.timeout_s)).topics
         except KafkaException as error:
@@ -111,7 +111,8 @@ class KafkaOutput(Output):
             self._commit_transaction(self._transaction)
             self._transaction = None
         elif self._rows:
-            self._send(Producer(self._settings(), logger=_client_log))
+            settings = {key: value for key, value in self._settings().items() if key not in _OF_TRANSACTIONS}
+            self._send(Producer(settings, logger=client_log))
         self._rows = 0
 
     def abort(self) -> None:
@@ -143,7 +144,7 @@ class KafkaOutput(Output):
             # A name of its own for each run and rank: two runs into one topic don't throw each other out.
             "transactional.id": f"{prefix}-{time.time_ns():x}-{id(self):x}",
         }
-        producer = Producer(settings, logger=_client_log)
+        producer = Producer(settings, logger=client_log)
         try:
             producer.init_transactions(min(_CONNECT_TIMEOUT_S, self._config.timeout_s))
             producer.begin_transaction()
@@ -168,7 +169,7 @@ class KafkaOutput(Output):
         # Each message has its own deadline; this one is only for a client that is stuck.
         left = producer.flush(self._config.timeout_s + _CONNECT_TIMEOUT_S)
         if outcome.failure or left:
-            why = _without_secrets(self._client, outcome.failure or "no answer in time")
+            why = without_secrets(self._client, outcome.failure or "no answer in time")
             raise StorageError(f"{self.place}: {outcome.failures + left} of {sent} messages weren't delivered: {why}")
 
     def _produce(self, producer: Producer, message: bytes) -> bool:
@@ -205,7 +206,7 @@ class KafkaOutput(Output):
             yield from _arrow_messages(table.slice(start, size))
 
     def _shown(self, error: KafkaException) -> str:
-        return _without_secrets(self._client, error.args[0].str())
+        return without_secrets(self._client, error.args[0].str())
 
 
 class _Outcome:
@@ -265,18 +266,10 @@ def _parse(address: str) -> tuple[str, str, dict[str, str], Literal["json", "arr
     if mine:
         raise ConfigError(f"{place}: {mine[0]} can't be set for an output")
     try:
-        Producer({**options, **_OURS}, logger=_client_log)
+        Producer({**options, **_OURS}, logger=client_log)
     except KafkaException as error:
-        raise ConfigError(f"{place}: {_without_secrets(options, error.args[0].str())}") from None
+        raise ConfigError(f"{place}: {without_secrets(options, error.args[0].str())}") from None
     return brokers, topic, options, "json" if message_format == "json" else "arrow"
-
-
-def _without_secrets(client: dict[str, str], text: str) -> str:
-    """A message of the client in which no value of a secret setting is left."""
-    for key, value in client.items():
-        if is_secret(key) and value:
-            text = text.replace(value, REDACTED)
-    return text
 
 
 def _json_messages(table: pa.Table) -> Iterator[bytes]:
@@ -306,6 +299,3 @@ def _has_json(kind: Any) -> bool:
     if types.is_list(kind) or types.is_large_list(kind):
         return _has_json(kind.value_type)
     return not (types.is_binary(kind) or types.is_large_binary(kind) or types.is_map(kind) or types.is_struct(kind))
-
-
-_client_log = logging.getLogger("tidemill.kafka")
