@@ -67,5 +67,5 @@ def test_a_label_that_cross_entropy_cannot_take_is_named(life, request_: Evaluat
     rows = pq.read_table(life.day).slice(0, 3)
     labels = pa.array([0, wrong, 1], rows.schema.field("click").type)
     pq.write_table(rows.set_column(rows.schema.get_field_index("click"), "click", labels), tmp_path / "rated.parquet")
-    with pytest.raises(DataError, match=f"label column 'click', row 1: value {wrong} isn't in 0..1"):
+    with pytest.raises(DataError, match=rf"rated\.parquet, row 1: label column 'click': value {wrong} isn't in 0..1"):
         evaluate(replace(request_, overrides={**request_.overrides, "eval_input_path": str(tmp_path / "rated.parquet")}))
