@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
-import subprocess
-import sys
-import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import TracebackType
 
-import tidemill
-from tidemill.errors import DeadlineError, TidemillError
+from tidemill.errors import TidemillError
 from tidemill.testing.broker.server import ADDRESS_FILE, LOOPBACK
 from tidemill.testing.broker.state import BrokerOptions
+from tidemill.testing.child import ChildProcess, Place
 
-_START_TIMEOUT_S = 30.0
-_STOP_TIMEOUT_S = 10.0
 _CONTROL_TIMEOUT_S = 10.0
-_POLL_S = 0.01
 
 
 class DevelopmentBroker:
@@ -54,8 +47,7 @@ class DevelopmentBroker:
             max_request_bytes=max_request_bytes,
             parent=os.getpid(),
         )
-        self._options.directory.mkdir(parents=True, exist_ok=True)
-        self._process: subprocess.Popen[bytes] | None = None
+        self._child = ChildProcess(Place("development broker", self.directory, self.log_path, self.directory / ADDRESS_FILE))
         self.start()
 
     def __enter__(self) -> DevelopmentBroker:
@@ -88,45 +80,23 @@ class DevelopmentBroker:
     @property
     def pid(self) -> int | None:
         """None while no broker runs."""
-        return self._process.pid if self._process is not None and self._process.poll() is None else None
+        return self._child.pid
 
     def start(self) -> None:
         """Start the broker unless it runs; returns when it is ready."""
         if self.pid is not None:
             return
         arguments = {**asdict(self._options), "directory": str(self.directory)}
-        with self.log_path.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "tidemill.testing.broker", json.dumps(arguments)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                # So that the child imports this very package, installed or not.
-                cwd=Path(tidemill.__file__).parent.parent,
-                start_new_session=True,
-            )
-        try:
-            address = self._await_address(self._process)
-        except BaseException:
-            self.kill()
-            raise
+        address = self._child.start("tidemill.testing.broker", [json.dumps(arguments)])
         self._options = replace(self._options, port=address["port"], control_port=address["control_port"])
 
     def stop(self) -> None:
         """End the broker in good order (SIGTERM); kill it if that takes too long."""
-        if self._process is None:
-            return
-        self._process.terminate()
-        try:
-            self._process.wait(_STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self.kill()
+        self._child.stop()
 
     def kill(self) -> None:
         """SIGKILL, as a crash would end it."""
-        if self._process is not None:
-            self._process.send_signal(signal.SIGKILL)
-            self._process.wait()
+        self._child.kill()
 
     def restart(self) -> None:
         """Start again on the same ports, after killing the broker if it still runs."""
@@ -146,23 +116,3 @@ class DevelopmentBroker:
         if answer.startswith("error"):
             raise TidemillError(f"development broker, control command {command!r}: {answer}")
         return answer
-
-    def _await_address(self, process: subprocess.Popen[bytes]) -> dict[str, int]:
-        deadline = time.monotonic() + _START_TIMEOUT_S
-        while time.monotonic() < deadline:
-            address = _read_address(self.directory / ADDRESS_FILE)
-            if address.get("pid") == process.pid:
-                return address
-            if process.poll() is not None:
-                lines = self.log_path.read_text(errors="replace").splitlines() or ["(its log is empty)"]
-                raise TidemillError(f"the development broker on {self.directory} did not start: {lines[-1]}")
-            time.sleep(_POLL_S)
-        raise DeadlineError(f"the development broker on {self.directory} was not ready within {_START_TIMEOUT_S:.0f} s")
-
-
-def _read_address(path: Path) -> dict[str, int]:
-    try:
-        address: dict[str, int] = json.loads(path.read_text())
-    except FileNotFoundError:
-        return {}
-    return address

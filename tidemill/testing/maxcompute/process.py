@@ -5,10 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -17,8 +13,8 @@ from urllib.parse import urlsplit
 
 import pyarrow as pa
 
-import tidemill
-from tidemill.errors import DeadlineError, TidemillError
+from tidemill.errors import TidemillError
+from tidemill.testing.child import ChildProcess, Place
 from tidemill.testing.maxcompute.documents import TableName
 from tidemill.testing.maxcompute.emulator import AHEAD_FILE
 from tidemill.testing.maxcompute.exchange import LoggedRequest
@@ -29,10 +25,7 @@ from tidemill.testing.maxcompute.service import CONTROL
 from tidemill.testing.maxcompute.tables import Tables
 from tidemill.testing.maxcompute.virtual_clock import VirtualClock
 
-_START_TIMEOUT_S = 30.0
-_STOP_TIMEOUT_S = 10.0
 _CONTROL_TIMEOUT_S = 10.0
-_POLL_S = 0.01
 
 
 class MaxComputeProcess:
@@ -50,8 +43,7 @@ class MaxComputeProcess:
         self.folder = Path(folder).absolute()
         self.faults = Faults(lambda fault: self._send("POST", "faults", fault), lambda: self._send("DELETE", "faults"))
         self._port = port
-        self._process: subprocess.Popen[bytes] | None = None
-        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        self._child = ChildProcess(Place("MaxCompute emulator", self.folder, self.log_path, self.folder / ADDRESS_FILE))
         self.start()
 
     def __enter__(self) -> MaxComputeProcess:
@@ -72,44 +64,23 @@ class MaxComputeProcess:
     @property
     def pid(self) -> int | None:
         """None while no emulator runs."""
-        return self._process.pid if self._process is not None and self._process.poll() is None else None
+        return self._child.pid
 
     def start(self) -> None:
         """Start the emulator unless it runs; returns when it is ready."""
         if self.pid is not None:
             return
-        with self.log_path.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "tidemill.testing.maxcompute", str(self.folder), str(self._port), str(os.getpid())],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                # So that the child imports this very package, installed or not.
-                cwd=Path(tidemill.__file__).parent.parent,
-                start_new_session=True,
-            )
-        try:
-            endpoint = self._await_endpoint(self._process)
-        except BaseException:
-            self.kill()
-            raise
-        self._port = urlsplit(endpoint).port or 0
+        arguments = [str(self.folder), str(self._port), str(os.getpid())]
+        address = self._child.start("tidemill.testing.maxcompute", arguments)
+        self._port = urlsplit(str(address["endpoint"])).port or 0
 
     def stop(self) -> None:
         """End the emulator in good order (SIGTERM); kill it if that takes too long."""
-        if self._process is None:
-            return
-        self._process.terminate()
-        try:
-            self._process.wait(_STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self.kill()
+        self._child.stop()
 
     def kill(self) -> None:
         """SIGKILL, as a crash would end it."""
-        if self._process is not None:
-            self._process.send_signal(signal.SIGKILL)
-            self._process.wait()
+        self._child.kill()
 
     def restart(self) -> None:
         """Start again on the same port, after killing the emulator if it still runs."""
@@ -161,23 +132,3 @@ class MaxComputeProcess:
         if answer.status != 200:
             raise TidemillError(f"MaxCompute emulator, control call {method} {path}: {content['Message']}")
         return content
-
-    def _await_endpoint(self, process: subprocess.Popen[bytes]) -> str:
-        deadline = time.monotonic() + _START_TIMEOUT_S
-        while time.monotonic() < deadline:
-            address = _read_address(self.folder / ADDRESS_FILE)
-            if address.get("pid") == process.pid:
-                return str(address["endpoint"])
-            if process.poll() is not None:
-                lines = self.log_path.read_text(errors="replace").splitlines() or ["(its log is empty)"]
-                raise TidemillError(f"the MaxCompute emulator on {self.folder} did not start: {lines[-1]}")
-            time.sleep(_POLL_S)
-        raise DeadlineError(f"the MaxCompute emulator on {self.folder} was not ready within {_START_TIMEOUT_S:.0f} s")
-
-
-def _read_address(path: Path) -> dict[str, Any]:
-    try:
-        address: dict[str, Any] = json.loads(path.read_text())
-    except FileNotFoundError:
-        return {}
-    return address

@@ -1,0 +1,102 @@
+"""A server in a child process, for tests and the demo: start it, kill it, start it again."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tidemill
+from tidemill.errors import DeadlineError, TidemillError
+
+_START_TIMEOUT_S = 30.0
+_STOP_TIMEOUT_S = 10.0
+_POLL_S = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a server works, and how it tells that it is ready. `name`: for errors. `address`: a JSON file with its `pid`."""
+
+    name: str
+    folder: Path
+    log_path: Path
+    address: Path
+
+
+class ChildProcess:
+    """One server, in a process and a process group of its own. Not for use by several threads at once."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._process: subprocess.Popen[bytes] | None = None
+        place.log_path.parent.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def pid(self) -> int | None:
+        """None while it doesn't run."""
+        return self._process.pid if self._process is not None and self._process.poll() is None else None
+
+    def start(self, module: str, arguments: Sequence[str]) -> dict[str, Any]:
+        """Start `python -m module`, and return its address when it is ready.
+
+        Raises TidemillError with the log's last line if it can't start, DeadlineError if it isn't ready in time.
+        """
+        with self._place.log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", module, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                # So that the child imports this very package, installed or not.
+                cwd=Path(tidemill.__file__).parent.parent,
+                start_new_session=True,
+            )
+        try:
+            return self._await_address(self._process)
+        except BaseException:
+            self.kill()
+            raise
+
+    def stop(self) -> None:
+        """End it in good order (SIGTERM); kill it if that takes too long."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash would end it."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGKILL)
+            self._process.wait()
+
+    def _await_address(self, process: subprocess.Popen[bytes]) -> dict[str, Any]:
+        place = self._place
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            address = _read_address(place.address)
+            if address.get("pid") == process.pid:
+                return address
+            if process.poll() is not None:
+                lines = place.log_path.read_text(errors="replace").splitlines() or ["(its log is empty)"]
+                raise TidemillError(f"the {place.name} on {place.folder} did not start: {lines[-1]}")
+            time.sleep(_POLL_S)
+        raise DeadlineError(f"the {place.name} on {place.folder} was not ready within {_START_TIMEOUT_S:.0f} s")
+
+
+def _read_address(path: Path) -> dict[str, Any]:
+    try:
+        address: dict[str, Any] = json.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    return address
