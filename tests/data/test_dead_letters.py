@@ -2,6 +2,7 @@
 
 import base64
 import json
+import resource
 import threading
 from contextlib import closing
 
@@ -126,6 +127,18 @@ def test_file_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="dead letters can't be kept"):
         DeadLetterFile(tmp_path / "file" / "dead.jsonl", max_bytes=1000, max_payload_bytes=100).keep([letter(1)])
+
+
+def test_a_file_that_takes_only_part_of_a_line_is_an_error(tmp_path):
+    """As when a disk is full: the system writes what fits, and says nothing."""
+    file = DeadLetterFile(tmp_path / "dead.jsonl", max_bytes=10_000, max_payload_bytes=100)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
+    try:
+        with pytest.raises(StorageError, match="No space left"):
+            file.keep([letter(0)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_events(tmp_path):

@@ -8,6 +8,8 @@ process; what was skipped lies behind the positions that checkpoints hold, and i
 from __future__ import annotations
 
 import base64
+import errno
+import os
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
@@ -155,7 +157,9 @@ class DeadLetterFile(DeadLetterSink):
                 room = self._max_bytes - file.tell()
                 fitting = [line for line, end in zip(lines, _ends(lines), strict=True) if end <= room]
                 # One call, so that a killed process leaves whole lines, but perhaps for the last.
-                file.write(b"".join(fitting))
+                kept = b"".join(fitting)
+                if file.write(kept) < len(kept):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             raise StorageError(f"dead letters can't be kept in {self._path}: {error}") from None
         if len(fitting) < len(lines) and not self._is_full:
