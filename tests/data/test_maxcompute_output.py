@@ -50,7 +50,7 @@ def write(made: MaxComputeOutput, *tables: pa.Table) -> int:
         made.check(schema)
         for table in tables:
             made.write(table)
-        begun = made.begin(schema, 1)
+        begun = made.begin(schema)
         return made.commit(begun, [made.deliver(begun, 0)]).rows
     finally:
         made.abort()
@@ -187,6 +187,7 @@ def test_faults_that_pass_are_waited_out_and_no_row_is_written_twice(emulator: M
         emulator.faults.drop(operation)
         emulator.faults.lose_answer(operation)
     emulator.faults.refuse("get_write_session", times=2)
+    emulator.faults.drop("metadata", times=8)
     assert write(output(emulator, f"odps://prj/tables/faulty/{PARTITION}", clock=ManualClock()), rows(0, 30_000)) == 30_000
     assert held(emulator, "faulty")["n"].to_pylist() == list(range(30_000))
     attempts = [int(request.query["attempt_number"]) for request in emulator.requests("write_rows")]
@@ -216,7 +217,7 @@ def test_an_abort_takes_the_partition_away_that_it_made(emulator: MaxComputeEmul
     emulator.add_table("prj", "aborted", {"dt=1": rows(0, 2)})
     made = output(emulator, "odps://prj/tables/aborted/dt=2")
     made.write(rows(0, 1))
-    begun = made.begin(rows(0, 1).schema, 1)
+    begun = made.begin(rows(0, 1).schema)
     made.deliver(begun, 0)
     assert held(emulator, "aborted", "dt=2").num_rows == 0
     made.abort()
@@ -230,7 +231,7 @@ def test_rows_that_came_meanwhile_arent_overwritten(emulator: MaxComputeEmulator
     made.write(rows(0, 1))
     emulator.add_table("prj", "race", {"dt=2": rows(7, 9)})
     with pytest.raises(ConfigError, match="holds rows already"):
-        made.begin(rows(0, 1).schema, 1)
+        made.begin(rows(0, 1).schema)
     made.abort()
     assert held(emulator, "race", "dt=2").to_pylist() == rows(7, 9).to_pylist()
 
@@ -263,7 +264,7 @@ def test_whatever_faults_pass_the_partition_holds_all_rows_once_or_the_old_ones(
         ranks[0].check(schema)
         for rank, made in enumerate(ranks):
             made.write(rows(10 * rank, 10 * rank + 10))
-        begun = ranks[0].begin(schema, 2)
+        begun = ranks[0].begin(schema)
         ranks[0].commit(begun, [made.deliver(begun, rank) for rank, made in enumerate(ranks)])
     except StorageError as error:
         failure = error

@@ -51,7 +51,7 @@ def score_all(
     Raises an error of any rank on all of them, and then nothing has become visible. `output.abort` is left to the caller.
     """
     schema = _write_all(ranks, take, scorer, columns, output, progress)
-    begun = lead(ranks, lambda: output.begin(schema, ranks.world_size))
+    begun = lead(ranks, lambda: output.begin(schema))
     receipts = together(ranks, lambda: output.deliver(begun, ranks.rank))
     committed = lead(ranks, lambda: output.commit(begun, receipts).model_dump())
     together(ranks, output.settle)

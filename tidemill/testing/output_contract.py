@@ -83,7 +83,7 @@ class OutputContract(ABC):
         for rank, output in enumerate(outputs):
             output.write(rows(rank, rank + 1))
         self._assert_same(self.read(tmp_path), before)
-        begun = outputs[0].begin(rows(0, 1).schema, 2)
+        begun = outputs[0].begin(rows(0, 1).schema)
         receipts = [output.deliver(begun, rank) for rank, output in enumerate(outputs)]
         self._assert_same(self.read(tmp_path), before)
         outputs[0].commit(begun, receipts)
@@ -100,7 +100,7 @@ class OutputContract(ABC):
         for output in outputs:
             output.write(rows(50, 60))
         if delivered:
-            begun = outputs[0].begin(rows(0, 1).schema, 2)
+            begun = outputs[0].begin(rows(0, 1).schema)
             for rank, output in enumerate(outputs):
                 output.deliver(begun, rank)
         for output in outputs:
@@ -180,7 +180,7 @@ class OutputContract(ABC):
             for output, tables in zip(outputs, story, strict=True):
                 for table in tables:
                     output.write(table)
-            begun = outputs[0].begin(schema, len(outputs))
+            begun = outputs[0].begin(schema)
             receipts = [output.deliver(begun, rank) for rank, output in enumerate(outputs)]
             assert [receipt["rows"] for receipt in receipts] == [sum(t.num_rows for t in tables) for tables in story]
             manifest = outputs[0].commit(begun, receipts)

@@ -58,7 +58,7 @@ class Output(ABC):
     def write(self, table: pa.Table) -> None:
         """Add rows. Raises SchemaError if their columns aren't those of the rows before."""
 
-    def begin(self, schema: pa.Schema | None, world_size: int) -> Json:
+    def begin(self, schema: pa.Schema | None) -> Json:
         """What all ranks need to know in order to deliver. `schema`: the columns of all ranks' rows, None if there are no rows."""
         return {}
 

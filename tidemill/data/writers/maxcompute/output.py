@@ -67,7 +67,7 @@ class MaxComputeOutput(Output):
     def write(self, table: pa.Table) -> None:
         self._spool.write(table)
 
-    def begin(self, schema: pa.Schema | None, world_size: int) -> Json:
+    def begin(self, schema: pa.Schema | None) -> Json:
         found = self._client.find()
         self._require_shape(schema, found)
         if found is None:
