@@ -13,6 +13,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractFileSystem
 
 from tidemill.data.assignment import plan
+from tidemill.data.intervals import NOTHING
 from tidemill.data.progress import Progress, verify_splits
 from tidemill.data.sources.csv import CsvConfig, CsvSource
 from tidemill.data.sources.files import locate
@@ -220,6 +221,22 @@ def test_a_store_that_cant_be_reached_can_be_retried(bucket):
     Bucket.failure = ConnectionError("no route")
     with pytest.raises(StorageError, match=r"bucket://data/\*: ConnectionError: no route"):
         Parquet.source("bucket://data/*").discover()
+
+
+def test_a_store_that_goes_away_behind_the_listing_can_be_retried_too(bucket, monkeypatch):
+    store = Store(Parquet, bucket, "bucket://data/day")
+    store.write("a", 0, 3)
+    source = store.source("a")
+    [split] = source.discover()
+
+    def away(*args, **options):
+        raise ConnectionError("no route")
+
+    for call in ("info", "open"):
+        with monkeypatch.context() as patch:
+            patch.setattr(Bucket, call, away)
+            with pytest.raises(StorageError, match=r"/data/day/a\.parquet: ConnectionError: no route"):
+                source.open(split, None, NOTHING)
 
 
 def test_stores_that_arent_known_or_installed_are_named():

@@ -77,3 +77,15 @@ def test_what_is_done_of_a_stream_is_all_up_to_some_position(reads, batch_size, 
         assert feed.progress.done[A].intervals == ((0, size),)
     kinds = [kind for count, kind in reads for _ in range(count)]
     assert trained == [number for number, kind in enumerate(kinds) if kind == "kept"]
+
+
+def test_behind_its_last_pass_a_run_opens_nothing():
+    source, opened = ScriptedSource({"a": [Rows(numbered(0, 3))]}), []
+
+    def open_loader(assigned):
+        opened.extend(assigned)
+        return Loader(source, assigned, batch_size=2, transform=numbers(set()))
+
+    feed = DataFeed(source.discover(), open_loader, rank=0, world_size=1, progress=Progress(passes=1), num_passes=1)
+    with closing(feed):
+        assert (opened, feed.rows_left) == ([], 0)

@@ -203,6 +203,8 @@ class DataFeed:
         splits = self._order(self._splits, self.progress.passes)
         self._counted = False
         self._base, assigned = plan(splits, base, self.progress.done, self._world_size, self._rank)
+        # After its last pass a run reads nothing more, not even ahead.
+        assigned = [] if self.is_complete else assigned
         self._partitions = [part.split.id for part in assigned if not part.is_finished]
         left = [part.remaining.count() for part in assigned if part.remaining is not None]
         self._rows_left = sum(left) if self._bounded else None

@@ -93,18 +93,20 @@ class Place:
                 yield from self._walk(info["name"], None if depth is None else depth - 1)
 
     def stat(self, path: str) -> FoundFile:
-        """A file by its name here. Raises SourceChangedError if it is gone."""
+        """A file by its name here. Raises SourceChangedError if it is gone, StorageError if the store can't be reached."""
         try:
-            return self.found(self.files.info(path.removeprefix(self.prefix)))
+            with reading(path):
+                return self.found(self.files.info(path.removeprefix(self.prefix)))
         except FileNotFoundError:
             raise _gone(path) from None
 
     def open(self, path: str, *, mapped: bool = False) -> pa.NativeFile:
-        """A file by its name here; `mapped`: into memory, if it is local. Raises SourceChangedError if it is gone."""
+        """A file by its name here; `mapped`: into memory, if it is local. Raises like `stat`."""
         try:
             if self.is_local:
                 return pa.memory_map(path) if mapped else pa.OSFile(path)
-            return pa.PythonFile(self.files.open(path.removeprefix(self.prefix), "rb"), mode="r")
+            with reading(path):
+                return pa.PythonFile(self.files.open(path.removeprefix(self.prefix), "rb"), mode="r")
         except FileNotFoundError:
             raise _gone(path) from None
 
