@@ -30,6 +30,8 @@ COMMANDS = [
     "config explain",
     "cycle run",
     "cycle plan",
+    "cycle step",
+    "cycle render",
     "cycle status",
     "lineage show",
     "lineage promote",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tidemill.contracts.lineage import Deployment, LineageRecord, RunRecord, RunStatus
-from tidemill.errors import ConfigError
+from tidemill.errors import ConfigError, LineageError
 from tidemill.lineage.cycle import (
     CycleConfig,
     CycleRecords,
@@ -18,6 +18,7 @@ from tidemill.lineage.cycle import (
     commands,
     is_date,
     load_cycle,
+    must_run,
     next_date,
     plan,
     serve_command,
@@ -179,3 +180,33 @@ def test_plan(records: CycleRecords, states: str) -> None:
     steps = plan("20240102", records)
     assert [step.name for step in steps] == list(StepName)
     assert " ".join(step.state for step in steps) == states
+
+
+STARTS = [
+    pytest.param(CycleRecords(), [True, None, None], id="nothing yet"),
+    pytest.param(CycleRecords(daily=[run("running")]), [True, None, None], id="daily running, says its record"),
+    pytest.param(CycleRecords(daily=[run("failed")]), [True, None, None], id="daily failed"),
+    pytest.param(CycleRecords(daily=[run("completed")]), [False, True, None], id="trained"),
+    pytest.param(CycleRecords(has_snapshot=True), [False, False, True], id="exported"),
+    pytest.param(CycleRecords(has_snapshot=True, streams=[run("running")]), [False, False, True], id="streaming, says its record"),
+    pytest.param(CycleRecords(has_snapshot=True, streams=[run("failed")]), [False, False, True], id="stream failed"),
+    pytest.param(CycleRecords(has_snapshot=True, streams=[run("completed")]), [False, False, False], id="stream completed"),
+    pytest.param(
+        CycleRecords(has_snapshot=True, streams=[run("running")], lineage=LineageRecord(status="retired")),
+        [False, False, False],
+        id="retired, by hand, while a record says running",
+    ),
+    pytest.param(CycleRecords(newest=deployment("20240103")), [None, None, None], id="a later day is deployed"),
+]
+
+
+@pytest.mark.parametrize(("records", "starts"), STARTS)
+def test_which_jobs_another_scheduler_may_start(records: CycleRecords, starts: list[bool | None]) -> None:
+    """True: start it; False: it is done; None: refused."""
+    jobs = [StepName.TRAIN_DAILY, StepName.FULL_EXPORT, StepName.TRAIN_STREAM]
+    for name, expected in zip(jobs, starts, strict=True):
+        if expected is None:
+            with pytest.raises(LineageError, match=r"20240102: .* (waits for|is refused)"):
+                must_run(name, "20240102", records)
+        else:
+            assert must_run(name, "20240102", records) is expected

@@ -1,7 +1,9 @@
-"""`tidemill cycle plan` and `status`."""
+"""`tidemill cycle plan`, `step`, `render` and `status`."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -52,3 +54,53 @@ def test_a_bad_date_exits_with_2(cycle: Path) -> None:
     result = CliRunner().invoke(app, ["plan", str(cycle), "--date", "2024-01-02"])
     assert result.exit_code == 2
     assert "YYYYMMDD" in result.output
+
+
+def step(cycle: Path, name: str) -> subprocess.CompletedProcess[str]:
+    code = "import sys; from tidemill.cli.cycle import app; app(sys.argv[1:])"
+    return subprocess.run(
+        [sys.executable, "-c", code, "step", str(cycle), "--date", "20240102", "--step", name],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        start_new_session=True,
+        check=False,
+    )
+
+
+def test_a_step_becomes_its_job_waits_its_turn_and_is_done_once(cycle: Path) -> None:
+    cycle.write_text(cycle.read_text() + "launcher: [echo, job]\n")
+    started = step(cycle, "train_daily")
+    assert started.returncode == 0
+    assert started.stdout.splitlines()[1].startswith("job train --pipeline_config_path=")
+    early = step(cycle, "train_stream")
+    assert (early.returncode, early.stderr) == (73, "20240102: train_stream waits for train_daily: run that first\n")
+    LocalStorage(cycle.parent / "root").write("lineages/20240102/snapshot.json", b"snapshot")
+    assert step(cycle, "full_export").stdout == "20240102: full_export is done already\n"
+
+
+def test_a_launcher_that_cannot_be_run_is_named(cycle: Path) -> None:
+    cycle.write_text(cycle.read_text() + "launcher: [no-such-command]\n")
+    result = step(cycle, "train_daily")
+    assert result.returncode == 2
+    assert "launcher: no-such-command can't be run" in result.stderr
+
+
+def test_render_writes_a_service_or_nodes_and_names_what_is_missing(cycle: Path) -> None:
+    output = cycle.parent / "out"
+    arguments = ["render", str(cycle), "--output", str(output), "--target"]
+    result = CliRunner().invoke(app, [*arguments, "eas"])
+    assert result.exit_code == 2
+    assert "serving.eas" in result.output
+    cycle.write_text(
+        cycle.read_text()
+        + "handover: {policy: caught_up}\nserving: {eas: {template: s.json, feature_view_name: v}}\n"
+        + "dataworks: {cycle_path: /mnt/c.yaml}\n"
+    )
+    (cycle.parent / "s.json").write_text('{"metadata": {"name": "clicks"}}')
+    assert CliRunner().invoke(app, [*arguments, "eas", "--date", "20240102"]).output == f"{output}/service.json\n"
+    assert "lineages/20240102/" in (output / "service.json").read_text()
+    assert CliRunner().invoke(app, [*arguments, "dataworks"]).exit_code == 0
+    names = ["deploy.py", "full_export.sh", "nodes.json", "service.json", "train_daily.sh", "train_stream.sh"]
+    assert sorted(path.name for path in output.iterdir()) == names
+    assert CliRunner().invoke(app, [*arguments, "eas", "--date", "tomorrow"]).exit_code == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ from tidemill.contracts import layout
 from tidemill.errors import DeadlineError, LineageError
 from tidemill.lineage.cycle import CycleConfig, StepName
 from tidemill.lineage.deployments import deploy, deployments, newest_deployment
+from tidemill.lineage.eas import EasConfig
 from tidemill.lineage.orchestrators.local import SERVER, LocalCycle, child_name
 from tidemill.lineage.records import open_lineage, read_lineage, run_records
 from tidemill.storage.backends.local import LocalStorage
@@ -95,6 +97,27 @@ def test_two_days_the_second_takes_over_and_the_first_retires(tmp_path: Path, ro
         assert record.retired_at >= second.deployment.created_at, "the predecessor goes on until the switch is confirmed"
     (run,) = run_records(root, prefix=layout.lineage(DAY2))
     assert run.status == "interrupted", "leaving the supervisor ends the stream in good order"
+
+
+def test_an_eas_service_is_modified_before_the_deployment_is_on_record(
+    tmp_path: Path, root: LocalStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A crash in between makes the date's next run modify it again, which does no harm."""
+    client = tmp_path / "bin" / "eascmd"
+    client.parent.mkdir()
+    client.write_text(f"#!/bin/sh\necho $1 $2 $(ls {tmp_path}/root/deployments 2>/dev/null | wc -l) >> {tmp_path}/calls\n")
+    client.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{client.parent}{os.pathsep}{os.environ['PATH']}")
+    (tmp_path / "service.json").write_text('{"metadata": {"name": "clicks"}}')
+    config = cycle_config(tmp_path, policy="caught_up", server=False)
+    eas = EasConfig(template=str(tmp_path / "service.json"), feature_view_name="v")
+    config = config.model_copy(update={"serving": config.serving.model_copy(update={"eas": eas})})
+    with LocalCycle(config, poll_s=0.05) as cycle:
+        assert cycle.run_date(DAY1) is not None
+        assert cycle.run_date(DAY1) is not None, "a date that is done modifies nothing"
+    assert (tmp_path / "calls").read_text() == "modify clicks 0\n"
+    assert newest_deployment(root) is not None
+    assert f"lineages/{DAY1}/" in (tmp_path / "root" / "logs" / f"eas-{DAY1}.json").read_text()
 
 
 def test_a_killed_stream_comes_back_and_a_retired_one_does_not(tmp_path: Path, root: LocalStorage) -> None:

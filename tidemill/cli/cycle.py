@@ -1,10 +1,13 @@
-"""`tidemill cycle run|plan|status CYCLE --date D`: the daily cycle on this machine."""
+"""`tidemill cycle run|plan|step|render|status CYCLE`: the daily cycle on this machine, or for another scheduler."""
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -12,8 +15,11 @@ import typer
 
 from tidemill import logs
 from tidemill.contracts import layout
-from tidemill.errors import TidemillError
+from tidemill.errors import ConfigError, TidemillError
 from tidemill.lineage import cycle as cycles
+from tidemill.lineage.dates import BIZDATE
+from tidemill.lineage.eas import read_template, render_service, service_text
+from tidemill.lineage.orchestrators import dataworks
 from tidemill.lineage.orchestrators.local import LocalCycle, read_records
 from tidemill.lineage.overview import deployment_line, server_lines
 from tidemill.storage.open import open_storage
@@ -22,6 +28,21 @@ app = typer.Typer(help="The daily cycle: train, export, stream, deploy, hand ove
 
 CyclePath = Annotated[Path, typer.Argument(metavar="CYCLE", help="The cycle's config (cycle.yaml).")]
 Date = Annotated[str, typer.Option("--date", help="Business date, YYYYMMDD.")]
+
+
+class JobName(StrEnum):
+    """The steps that are jobs."""
+
+    TRAIN_DAILY = "train_daily"
+    FULL_EXPORT = "full_export"
+    TRAIN_STREAM = "train_stream"
+
+
+class Target(StrEnum):
+    """What `render` writes for."""
+
+    DATAWORKS = "dataworks"
+    EAS = "eas"
 
 
 @app.command()
@@ -57,6 +78,60 @@ def plan(path: CyclePath, date: Date) -> None:
             typer.echo(f"{step.name:<13} {step.state:<8} {step.detail}".rstrip())
             if step.state != "done" and step.name in argv:
                 typer.echo(f"{'':13} $ {cycles.shell_line(argv[step.name])}")
+
+
+@app.command()
+def step(
+    path: CyclePath,
+    date: Date,
+    name: Annotated[JobName, typer.Option("--step", help="The job to run.", show_default=False)],
+) -> None:
+    """Become one job of a date, for a scheduler of your own; does nothing if it is done, refuses what must wait."""
+    with _errors_as_exit_codes():
+        config = cycles.load_cycle(path)
+        records = read_records(open_storage(config.root), date)
+        wanted = cycles.StepName(name.value)
+        if not cycles.must_run(wanted, date, records):
+            typer.echo(f"{date}: {wanted} is done already")
+            return
+        argv = cycles.commands(config, date, records.parent)[wanted]
+        typer.echo(f"$ {cycles.shell_line(argv)}")
+        sys.stdout.flush()
+        try:
+            os.execvp(argv[0], argv)
+        except OSError as error:
+            raise ConfigError(f"launcher: {argv[0]} can't be run: {error.strerror}") from None
+
+
+@app.command()
+def render(
+    path: CyclePath,
+    target: Annotated[Target, typer.Option("--target", help="What to write for.", show_default=False)],
+    output: Annotated[Path, typer.Option("--output", help="Folder that the files are written to.", show_default=False)],
+    date: Annotated[
+        str | None,
+        typer.Option("--date", help="For this date alone; default: the scheduler gives the date.", show_default=False),
+    ] = None,
+) -> None:
+    """Write the nodes of another scheduler, or a service's JSON."""
+    with _errors_as_exit_codes():
+        config = cycles.load_cycle(path)
+        if date is not None and not cycles.is_date(date):
+            raise ConfigError(f"--date: {date!r} isn't a business date: write YYYYMMDD")
+        for name, text in _rendered(config, target, date).items():
+            output.mkdir(parents=True, exist_ok=True)
+            (output / name).write_text(text, encoding="utf-8")
+            typer.echo(output / name)
+
+
+def _rendered(config: cycles.CycleConfig, target: Target, date: str | None) -> dict[str, str]:
+    eas = config.serving.eas
+    if eas is None:
+        raise ConfigError(f"serving.eas: the cycle's config needs this section for {target.value}")
+    template = read_template(eas.template)
+    if target is Target.DATAWORKS:
+        return dataworks.render(config, template, date)
+    return {"service.json": service_text(render_service(eas, template, config.root, date or BIZDATE))}
 
 
 @app.command()

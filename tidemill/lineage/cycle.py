@@ -20,9 +20,9 @@ from tidemill.config.build import Builder
 from tidemill.config.tree import ConfigSyntaxError, Finding, Node, locate, path_text
 from tidemill.contracts import layout
 from tidemill.contracts.lineage import Deployment, LineageRecord, RunRecord
-from tidemill.errors import ConfigError
-
-BIZDATE = "${bizdate}"
+from tidemill.errors import ConfigError, LineageError
+from tidemill.lineage.dates import BIZDATE, dated
+from tidemill.lineage.eas import EasConfig
 
 
 class JobConfig(Config):
@@ -75,6 +75,8 @@ class ServingTarget(Config):
     """Address of that server."""
     options: tuple[str, ...] = ()
     """Further options of `tidemill serve` for that server, such as `--poll-interval=0.2`."""
+    eas: EasConfig | None = None
+    """A PAI-EAS service that each deployment modifies; it needs `handover.policy: caught_up`, since it confirms nothing here."""
 
 
 class Limits(Config):
@@ -98,6 +100,21 @@ class Limits(Config):
     """Pause before a restart, doubled each time within the window, up to a minute."""
 
 
+class DataWorksConfig(Config):
+    """How `cycle render --target dataworks` writes the nodes."""
+
+    cycle_path: str
+    """Where this config lies in the containers of DLC jobs."""
+    submit: dict[str, Any] = Field(default_factory=dict)
+    """Options of `dlc submit pytorchjob` for every node (`workspace_id: "123"`). The node must wait for its job's end."""
+    submit_for: dict[str, Any] = Field(default_factory=dict)
+    """Step -> its own options, such as `train_stream: {workers: 2}`."""
+    job_prefix: str = "tidemill"
+    """First part of the jobs' names."""
+    cron: str = "00 00 01 * * ?"
+    """When a cycle's nodes may start, as DataWorks writes it."""
+
+
 class CycleConfig(Config):
     """cycle.yaml. Relative paths are relative to its folder."""
 
@@ -117,6 +134,8 @@ class CycleConfig(Config):
     """What serves."""
     limits: Limits = Limits()
     """Deadlines and restarts."""
+    dataworks: DataWorksConfig | None = None
+    """For DataWorks as the scheduler."""
     launcher: tuple[str, ...] = ()
     """Command that `train ...`, `export ...` and `serve ...` are appended to; empty: this interpreter with `-m tidemill`."""
     logs: str = ""
@@ -159,6 +178,16 @@ def _cross_check(config: CycleConfig, root: Node) -> list[Finding]:
     for date in config.boundary.times:
         if not is_date(date):
             report(f"{date!r} isn't a date (YYYYMMDD)", "boundary", "times", date)
+    for step, options in (config.dataworks.submit_for if config.dataworks else {}).items():
+        if step not in (StepName.TRAIN_DAILY, StepName.FULL_EXPORT, StepName.TRAIN_STREAM) or not isinstance(options, dict):
+            report("must be the options of train_daily, full_export or train_stream", "dataworks", "submit_for", step)
+    eas = config.serving.eas
+    if eas is not None and config.handover.policy != "caught_up":
+        report("needs handover.policy: caught_up; the service confirms nothing in the root", "serving", "eas")
+    for name in ("feature_view_name", "version") if eas is not None else ():
+        for path, value in config.stream.edits.items():
+            if path.endswith(f"feature_store_config.{name}") and value != getattr(eas, name):
+                report(f"differs from what the stream writes ({path}: {value})", "serving", "eas", name)
     return findings
 
 
@@ -168,6 +197,9 @@ def _with_absolute_paths(config: CycleConfig, folder: Path) -> CycleConfig:
 
     changes: dict[str, Any] = {name: absolute(getattr(config, name)) for name in ("root", "pipeline_config", "logs")}
     changes["daily"] = config.daily.model_copy(update={"input_path": absolute(config.daily.input_path)})
+    if config.serving.eas is not None:
+        eas = config.serving.eas.model_copy(update={"template": absolute(config.serving.eas.template)})
+        changes["serving"] = config.serving.model_copy(update={"eas": eas})
     return config.model_copy(update=changes)
 
 
@@ -244,6 +276,24 @@ def plan(date: str, records: CycleRecords) -> list[CycleStep]:
     return planned
 
 
+def must_run(name: StepName, date: str, records: CycleRecords) -> bool:
+    """Whether a job of a date is to be started by whoever schedules it; False: it is done. Pure.
+
+    A stream whose record says "running" is started again: its scheduler knows that it doesn't run. Raises LineageError if an
+    earlier step isn't done, or the date is refused.
+    """
+    steps = {step.name: step for step in plan(date, records)}
+    refused = next((step for step in steps.values() if step.state == "refused"), None)
+    if refused is not None:
+        raise LineageError(f"{date}: {refused.name} is refused: {refused.detail}")
+    if steps[name].state == "waiting":
+        raise LineageError(f"{date}: {name} waits {steps[name].detail}: run that first")
+    if name is StepName.TRAIN_STREAM:
+        retired = records.lineage is not None and records.lineage.status == "retired"
+        return not retired and not (records.streams and records.streams[-1].status == "completed")
+    return steps[name].state != "done"
+
+
 def _daily_step(records: CycleRecords) -> CycleStep:
     name = StepName.TRAIN_DAILY
     completed = [record for record in records.daily if record.status == "completed"]
@@ -314,12 +364,12 @@ def _train(config: CycleConfig, job: JobConfig, folder: str, edits: Mapping[str,
         "train",
         f"--pipeline_config_path={config.pipeline_config}",
         f"--model_dir={folder}",
-        f"--train_input_path={_dated(job.input_path, date)}",
+        f"--train_input_path={dated(job.input_path, date)}",
         "--continue_train",
-        f"--edit_config_json={json.dumps(_dated(dict(edits), date), sort_keys=True)}",
+        f"--edit_config_json={json.dumps(dated(dict(edits), date), sort_keys=True)}",
     ]
     if job.eval_input_path:
-        argv.append(f"--eval_input_path={_dated(job.eval_input_path, date)}")
+        argv.append(f"--eval_input_path={dated(job.eval_input_path, date)}")
     return argv
 
 
@@ -355,14 +405,3 @@ def _launcher(given: Sequence[str]) -> list[str]:
 
 def _folder(config: CycleConfig, key: str) -> str:
     return f"{config.root.rstrip('/')}/{key}"
-
-
-def _dated(value: Any, date: str) -> Any:
-    """Put the date for `${bizdate}` into every text inside a value."""
-    if isinstance(value, str):
-        return value.replace(BIZDATE, date)
-    if isinstance(value, dict):
-        return {key: _dated(item, date) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_dated(item, date) for item in value]
-    return value

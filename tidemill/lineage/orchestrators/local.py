@@ -26,6 +26,7 @@ from tidemill.lineage.cycle import (
     serve_command,
 )
 from tidemill.lineage.deployments import deploy, deployments, is_deployed, lineage_date, newest_deployment
+from tidemill.lineage.eas import modify, read_template, render_service
 from tidemill.lineage.handover import PredecessorView, SuccessorView, Switch, switch_due
 from tidemill.lineage.liveness import Liveness, LivenessTracker
 from tidemill.lineage.orchestrators.children import Children, ChildSpec, RestartPolicy
@@ -270,9 +271,17 @@ class LocalCycle:
 
         self._wait_until(due, self.config.limits.catch_up_s, f"deploy of {date}", lambda: decided[-1].reason if decided else "")
         digest = snapshot_digest(self.root, lineage)
+        self._modify_eas(date)
         deployment = deploy(self.root, lineage, digest, decided[-1].reason, clock=self.clock)
         event("cycle.step", step=StepName.DEPLOY, date=date, state="done", number=deployment.number)
         return deployment
+
+    def _modify_eas(self, date: str) -> None:
+        """Before the deployment is on record: if this fails or dies, the date's next run does it again."""
+        eas = self.config.serving.eas
+        if eas is not None:
+            service = render_service(eas, read_template(eas.template), self.config.root, date)
+            modify(eas, service, self._logs / f"eas-{date}.json", clock=self.clock)
 
     def _switch(self, watch: _Watch | None) -> Switch:
         handover = self.config.handover
