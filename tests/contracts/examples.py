@@ -7,7 +7,7 @@ from tidemill.contracts.checkpoint import CheckpointManifest, CheckpointPart, Fo
 from tidemill.contracts.files import FileEntry, TableFile, TableSpec
 from tidemill.contracts.lineage import Deployment, LineageRecord, RunRecord, TermRecord
 from tidemill.contracts.output import OutputManifest
-from tidemill.contracts.progress import DataloaderState, ProgressReport, SplitState
+from tidemill.contracts.progress import DataloaderState, ProgressReport, SplitState, WindowFigures
 from tidemill.contracts.release import CurrentHint, CutPart, ReleaseManifest, SegmentEntry, Stages
 from tidemill.contracts.serving import ServingStatus
 from tidemill.contracts.snapshot import PooledLookup, ProbeRows, ProgramInputs, SequenceInput, SnapshotManifest, StepLookup
@@ -76,6 +76,7 @@ EXAMPLES: tuple[Document, ...] = (
         released_watermark=WATERMARK - 5,
         handover_mark=WATERMARK - 60,
         metrics={"auc": 0.75},
+        windows=[WindowFigures(start=1704157200.0, stop=1704160800.0, rows=5000, metrics={"auc": 0.75, "calibration": 1.01})],
     ),
     TermRecord(term=2, run_id=RUN, nonce=NONCE, created_at=AT),
     RunRecord(

@@ -108,18 +108,34 @@ class PublishConfig(Config):
         return self.interval_s is not None or self.interval_steps is not None
 
 
+class HealthConfig(Config):
+    """How much worse a successor may be, on the events that both lineages have scored before training on them."""
+
+    min_events: Positive = 10000
+    """Over so many events at least; the newest windows (progressive_window_s) that both have are taken."""
+    auc: float = Field(default=0.005, ge=0, allow_inf_nan=False)
+    """By so much its AUC may be lower."""
+    normalized_entropy: float = Field(default=0.01, ge=0, allow_inf_nan=False)
+    """By so much its normalized entropy may be higher."""
+    calibration: float = Field(default=0.05, ge=0, allow_inf_nan=False)
+    """By so much its calibration (sum of scores over sum of labels) may lie further from 1."""
+
+
 class HandoverConfig(Config):
     """When this stream job retires in favour of the one built on the next day. Off unless a successor is named."""
 
     successor_dir: str = ""
     """The successor's model_dir. Environment: ONLINE_LEARNING_SUCCESSOR_DIR."""
-    policy: Literal["caught_up", "served"] = "served"
+    policy: Literal["caught_up", "served", "healthy"] = "served"
     """`caught_up`: retire once the successor trails by no more than the tolerance (what the environment variable alone
-    means). `served`: go on training until the servers confirm that they serve the successor."""
+    means). `served`: go on training until the servers confirm that they serve the successor. `healthy`: as `served`, but only a
+    successor that is not worse on the same events (`health`) is marked for serving."""
+    health: HealthConfig = HealthConfig()
+    """With `healthy`: what counts as worse."""
     tolerance_s: float = Field(default=300.0, ge=0, allow_inf_nan=False)
     """Event time by which the successor may trail. Environment: ONLINE_LEARNING_HANDOVER_TOLERANCE_SECS."""
     confirm_timeout_s: Seconds = 600.0
-    """With `served`: how long to wait for the confirmation before raising the alarm; training goes on."""
+    """With `served` and `healthy`: how long to wait for the confirmation before raising the alarm; training goes on."""
     report_interval_s: Seconds | None = None
     """Seconds from one progress report (and check) to the next; every log_step_count_steps, and at least each second, if not
     given."""
@@ -216,8 +232,12 @@ class TrainConfig(Config):
     """tzrec's dump of changed rows."""
     steps_per_round: Positive = 1
     """Steps between two agreements of the ranks; so many that a round lasts 50 ms or more."""
-    progressive_window_s: Seconds = 3600.0
-    """Event time, in seconds, of one window of progressive validation."""
+    progressive_window_s: float = Field(default=3600.0, gt=0, allow_inf_nan=False)
+    """Event time, in seconds, of one window of progressive validation. Windows begin at its multiples."""
+    progressive_slices: tuple[str, ...] = ()
+    """Id features by whose values progressive metrics are told apart too."""
+    progressive_slice_values: Positive = 20
+    """How many values of each of these features are told apart in a window; the others are one slice."""
     publish: PublishConfig = PublishConfig()
     """Publication of releases while training."""
     handover: HandoverConfig = HandoverConfig()

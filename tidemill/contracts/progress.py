@@ -60,6 +60,15 @@ class DataloaderState(Document):
         return super().parse(canonical({**body, "splits": splits}), where=where)
 
 
+class WindowFigures(Part):
+    """Progressive metrics over the rows whose event times lie in [start, stop): each was scored before it was trained on."""
+
+    start: float
+    stop: float
+    rows: int
+    metrics: dict[str, float]
+
+
 class ProgressReport(Document):
     """`progress.json`: what a running stream tells its predecessor and successor. `data_ts` is the quorum's event time (A3, D8).
 
@@ -80,6 +89,8 @@ class ProgressReport(Document):
     """A predecessor's data_ts as fixed at the first check within tolerance."""
     metrics: dict[str, float] | None = None
     """Progressive metrics over the last window."""
+    windows: list[WindowFigures] | None = None
+    """The newest windows that are over, in order; what the policy `healthy` compares."""
 
 
 def read_progress(data: bytes, *, where: str) -> ProgressReport:

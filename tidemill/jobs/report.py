@@ -23,7 +23,7 @@ from tidemill.publish.publisher import Publisher
 from tidemill.storage.open import open_storage
 from tidemill.training.interval import IntervalStats
 from tidemill.training.loop import Duty
-from tidemill.training.progressive import ProgressiveMetrics
+from tidemill.training.progressive import Collect, ProgressiveMetrics
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +43,8 @@ class Figures:
     examples: Callable[[], int]
     rows: Callable[[], RowCounts]
     feed: DataFeed
+    collect: Collect
+    """Every rank's arrays; collective."""
 
 
 class Reporter:
@@ -59,7 +61,8 @@ class Reporter:
         self._idle: list[SplitId] = []
 
     def report(self, point: SyncPoint) -> int:
-        """After a round; a line in the log every `log_steps`."""
+        """After a round; a line in the log every `log_steps`. Collective: a window that is over is made of all ranks' rows."""
+        self._figures.progressive.close_windows(point.watermark, self._figures.collect)
         self._tell_idle()
         if self._handover is not None:
             self._handover.report(self._point(point.last_step, point.watermark))
@@ -77,7 +80,8 @@ class Reporter:
 
     def _point(self, step: int, watermark: float | None) -> Point:
         newest = self._figures.publisher.newest if self._figures.publisher else None
-        return Point(watermark, step, newest.watermark if newest else None, self._figures.progressive.last)
+        progressive = self._figures.progressive
+        return Point(watermark, step, newest.watermark if newest else None, progressive.last, progressive.windows)
 
     def record(self, step: int, watermark: float | None) -> None:
         """Note in the run's record how far it is."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -39,12 +40,13 @@ from tidemill.jobs.run import Run, open_recorder, open_run
 from tidemill.jobs.signals import StopSignals
 from tidemill.lineage.records import RunRecorder
 from tidemill.lineage.reporter import HandoverThread
-from tidemill.models.metrics import build_metrics, grouping_keys
+from tidemill.models.metrics import grouping_keys, progressive_metrics
 from tidemill.publish.tracker import TouchedRows
 from tidemill.training.interval import IntervalStats
 from tidemill.training.loop import Duties, LoopSettings, LoopState, Observer, Outcome, TrainingLoop
 from tidemill.training.observers import LateRows, ScoreLog, StepLog
-from tidemill.training.progressive import ProgressiveMetrics
+from tidemill.training.progressive import ProgressiveMetrics, ProgressiveSettings
+from tidemill.training.slices import Slices
 
 CLOSE_DEADLINE_S = 60.0
 """How long an ending waits for what is being written; the loop has waited for all that matters before."""
@@ -138,7 +140,17 @@ class _Job:
         restored.load_own("interval", interval, run)
         self.late = LateRows(lambda: self.loop.published_watermark)
         publisher = self.publication.publisher if self.publication else None
-        figures = Figures(self.learner, self.manager, publisher, self.progressive, interval, self.examples, self._rows, self.feed)
+        figures = Figures(
+            self.learner,
+            self.manager,
+            publisher,
+            self.progressive,
+            interval,
+            self.examples,
+            self._rows,
+            self.feed,
+            run.agreement.collect,
+        )
         self.reporter = Reporter(figures, recorder, self.handover, config.log_step_count_steps, restored.step)
         self.loop = TrainingLoop(
             agreement=run.agreement,
@@ -175,7 +187,9 @@ class _Job:
 
     def close(self, outcome: Outcome) -> str | None:
         """Leave things tidy; for a hand-over, retire the lineage. Returns the successor's name."""
-        self.progressive.close_window()
+        if self.run.is_stream and outcome.reason is not StopReason.PREEMPTED:
+            # What a preempted run has of the open windows is in its checkpoint, for the next run to go on with.
+            self.progressive.close_windows(math.inf, self.run.agreement.collect)
         self.manager.close(deadline_s=CLOSE_DEADLINE_S)
         if self.publication:
             self.publication.publisher.close(deadline_s=CLOSE_DEADLINE_S)
@@ -306,13 +320,15 @@ def _open_publication(run: Run, learner: Learner, restored: Restored, touched: T
 
 
 def _progressive(run: Run, learner: Learner, restored: Restored) -> ProgressiveMetrics:
-    metrics = run.config.model.metrics
-    progressive = ProgressiveMetrics(
-        lambda: build_metrics(metrics),
+    metrics, config = run.config.model.metrics, run.config.train_config
+    settings = ProgressiveSettings(
+        lambda: progressive_metrics(metrics),
         label=learner.label,
-        window_s=run.config.train_config.progressive_window_s,
+        window_s=config.progressive_window_s,
         keys=grouping_keys(metrics),
+        slices=Slices(config.progressive_slices, config.progressive_slice_values),
     )
+    progressive = ProgressiveMetrics(settings, rank=run.rank, watermark=restored.watermark)
     if run.rank == 0:
         restored.load("progressive", progressive)
     return progressive

@@ -12,16 +12,17 @@ from tidemill.config.check import same_folder
 from tidemill.config.env import SUCCESSOR_DIR, TOLERANCE_SECS
 from tidemill.contracts.progress import ProgressReport
 from tidemill.errors import ConfigError
+from tidemill.lineage.health import NOT_COMPARED, Health, HealthState
 from tidemill.lineage.liveness import Liveness
 
-Policy = Literal["caught_up", "served"]
-POLICIES: tuple[Policy, ...] = ("caught_up", "served")
+Policy = Literal["caught_up", "served", "healthy"]
+POLICIES: tuple[Policy, ...] = ("caught_up", "served", "healthy")
 
 _DATED_FOLDER = re.compile(r"^(?P<root>.*)/lineages/(?P<date>\d{8})/*$")
 
 
 class Verdict(StrEnum):
-    """MARK: the successor has caught up, and the predecessor fixes its hand-over mark (policy `served`)."""
+    """MARK: the successor has caught up (`healthy`: and is well), and the predecessor fixes its hand-over mark."""
 
     NONE = "none"
     MARK = "mark"
@@ -73,23 +74,29 @@ def decide(
     policy: Policy,
     tolerance_s: float,
     serving: Confirmation = NOT_CONFIRMED,
+    health: Health = NOT_COMPARED,
 ) -> Decision:
     """The decision of one check. Pure; never raises.
 
     `caught_up`: hand over once the successor's data_ts >= own - tolerance; a successor that shows a heartbeat must be alive.
     `served`: mark at the first such check (there the heartbeat is required), then hand over once serving is confirmed, also if
-    this run was started after the confirmation.
+    this run was started after the confirmation. `healthy`: as `served`, but mark only a successor that is found healthy, and don't
+    hand over to one that is found worse meanwhile.
     """
     lag_s = _lag(own, successor)
     if own.data_ts is None:
         return Decision(Verdict.NONE, "this run has no event time yet")
-    if policy == "served" and serving.confirmed:
+    if policy == "healthy" and health.state is HealthState.WORSE:
+        return Decision(Verdict.NONE, health.reason, lag_s)
+    if policy != "caught_up" and serving.confirmed:
         return Decision(Verdict.HAND_OVER, serving.reason, lag_s)
     problem = _not_caught_up(own, successor, policy, tolerance_s, lag_s)
     if policy == "caught_up":
         return Decision(Verdict.NONE, problem, lag_s) if problem else Decision(Verdict.HAND_OVER, "caught up", lag_s)
     if own.handover_mark is not None:
         return Decision(Verdict.NONE, f"marked at {own.handover_mark:.3f}; {serving.reason}", lag_s)
+    if not problem and policy == "healthy" and health.state is not HealthState.HEALTHY:
+        problem = health.reason
     return Decision(Verdict.NONE, problem, lag_s) if problem else Decision(Verdict.MARK, "caught up; waiting to be served", lag_s)
 
 
@@ -107,8 +114,8 @@ def _not_caught_up(own: OwnProgress, successor: SuccessorView, policy: Policy, t
     if progress.run_id is not None and progress.run_id == own.run_id:
         return "the successor's progress.json is this run's own"
     if progress.heartbeat is None:
-        if policy == "served":
-            return "the successor shows no heartbeat, which policy 'served' needs"
+        if policy != "caught_up":
+            return f"the successor shows no heartbeat, which policy {policy!r} needs"
     elif successor.liveness is not Liveness.ALIVE:
         return f"the successor isn't known to be alive ({successor.liveness})"
     # Written so that a NaN, which no edge lets through, would mean "behind".
@@ -170,9 +177,9 @@ class Switch:
 def switch_due(predecessor: PredecessorView | None, successor: SuccessorView, policy: Policy, tolerance_s: float) -> Switch:
     """Whether the deployer may switch (D8). Pure. `predecessor` None: nothing is served yet.
 
-    `caught_up` follows the predecessor's record: it must have retired. `served`: the successor's released watermark has reached
-    the predecessor's hand-over mark. A predecessor that is dead doesn't block a live successor that has caught up with what it
-    last reported.
+    `caught_up` follows the predecessor's record: it must have retired. `served` and `healthy`: the successor's released watermark
+    has reached the predecessor's hand-over mark. A predecessor that is dead doesn't block a live successor that has caught up with
+    what it last reported.
     """
     if predecessor is None:
         return Switch(True, "nothing is served yet")
@@ -193,13 +200,14 @@ def switch_due(predecessor: PredecessorView | None, successor: SuccessorView, po
 
 
 def _switch_from_dead(last: ProgressReport | None, successor: SuccessorView, policy: Policy, tolerance_s: float) -> Switch:
-    """`last`: what the dead predecessor reported last. What is served must not go back, so `served` asks for as much released."""
+    """`last`: what the dead predecessor reported last. Under `caught_up` what is served may go back; else as
+    much must be released as was before."""
     if successor.progress is None or successor.liveness is not Liveness.ALIVE:
         return Switch(False, f"the predecessor is dead, but the successor isn't known to be alive ({successor.liveness})")
     lag_s = 0.0 if last is None else last.data_ts - successor.progress.data_ts
     if lag_s > tolerance_s:
         return Switch(False, f"the predecessor is dead, but the successor still trails by {lag_s:.1f} s")
-    if policy == "served" and last is not None and last.released_watermark is not None:
+    if policy != "caught_up" and last is not None and last.released_watermark is not None:
         return _released_up_to(last.released_watermark - tolerance_s, successor.progress)
     return Switch(True, "the predecessor is dead and the successor has caught up with its last report")
 

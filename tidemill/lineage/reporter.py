@@ -6,16 +6,26 @@ The training thread only leaves its newest figures here and reads a boolean; wha
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tidemill.clock import Clock, SystemClock
 from tidemill.config.train import HandoverConfig
 from tidemill.contracts import layout
-from tidemill.contracts.progress import ProgressReport, read_progress
+from tidemill.contracts.progress import ProgressReport, WindowFigures, read_progress
 from tidemill.errors import ConfigError, StorageError, TidemillError
 from tidemill.lineage.deployments import confirmed, serving_statuses
-from tidemill.lineage.handover import NOT_CONFIRMED, Confirmation, Decision, OwnProgress, Policy, Verdict, decide
+from tidemill.lineage.handover import (
+    NOT_CONFIRMED,
+    Confirmation,
+    Decision,
+    OwnProgress,
+    Policy,
+    SuccessorView,
+    Verdict,
+    decide,
+)
+from tidemill.lineage.health import NOT_COMPARED, Health, HealthBounds, compare
 from tidemill.lineage.liveness import LivenessTracker
 from tidemill.lineage.progress import ProgressReader
 from tidemill.logs import event, log
@@ -35,6 +45,7 @@ class Point:
     step: int = 0
     released_watermark: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
+    windows: Sequence[WindowFigures] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +62,7 @@ class HandoverSettings:
     report_interval_s: float = _REPORT_INTERVAL_S
     liveness_s: float = _LIVENESS_S
     on_report: bool = False
+    bounds: HealthBounds = field(default_factory=HealthBounds)
 
 
 def handover_settings(config: HandoverConfig) -> HandoverSettings:
@@ -64,6 +76,12 @@ def handover_settings(config: HandoverConfig) -> HandoverSettings:
         report_interval_s=interval_s,
         liveness_s=max(_LIVENESS_S, _BEATS_TO_DIE * interval_s),
         on_report=not config.report_interval_s,
+        bounds=HealthBounds(
+            min_events=config.health.min_events,
+            auc=config.health.auc,
+            normalized_entropy=config.health.normalized_entropy,
+            calibration=config.health.calibration,
+        ),
     )
 
 
@@ -93,10 +111,10 @@ class HandoverThread:
         successor: Successor | None = None,
         clock: Clock | None = None,
     ) -> None:
-        if successor is not None and settings.policy == "served" and (successor.root is None or successor.lineage is None):
+        if successor is not None and settings.policy != "caught_up" and (successor.root is None or successor.lineage is None):
             raise ConfigError(
-                "train_config.handover.policy: 'served' needs a successor inside a root (ROOT/lineages/<date>), whose servers "
-                "confirm; use 'caught_up' for one elsewhere"
+                f"train_config.handover.policy: {settings.policy!r} needs a successor inside a root (ROOT/lineages/<date>), "
+                "whose servers confirm; use 'caught_up' for one elsewhere"
             )
         self._storage = storage
         self._run_id = run_id
@@ -196,6 +214,7 @@ class HandoverThread:
             released_watermark=point.released_watermark,
             handover_mark=self._mark,
             metrics=dict(point.metrics) or None,
+            windows=list(point.windows) or None,
         )
         self._storage.write(layout.PROGRESS, report.to_bytes())
 
@@ -216,17 +235,32 @@ class HandoverThread:
         assert self._reader is not None
         settings = self._settings
         own = OwnProgress(point.data_ts, self._run_id, self._mark)
-        decision = decide(own, self._reader.look(), settings.policy, settings.tolerance_s, self._confirmation())
+        view = self._reader.look()
+        health = self._health(point, view)
+        decision = decide(own, view, settings.policy, settings.tolerance_s, self._confirmation(), health)
         self._decision = decision
         lag = "unknown" if decision.lag_s is None else f"{decision.lag_s:.1f} s"
         log.info("hand-over check: lag %s, verdict %s: %s", lag, decision.verdict, decision.reason)
-        event("handover.checked", verdict=decision.verdict, reason=decision.reason, lag_s=decision.lag_s, data_ts=point.data_ts)
+        event(
+            "handover.checked",
+            verdict=decision.verdict,
+            reason=decision.reason,
+            lag_s=decision.lag_s,
+            data_ts=point.data_ts,
+            health=health.reason,
+        )
         if decision.verdict is Verdict.MARK:
             self._set_mark(point)
         elif decision.verdict is Verdict.HAND_OVER:
             self._handed_over = True
         elif self._marked_at is not None:
             self._alarm_if_late(decision)
+
+    def _health(self, point: Point, view: SuccessorView) -> Health:
+        """How the successor does on the windows that both have; looked at under `healthy` only."""
+        if self._settings.policy != "healthy" or view.progress is None:
+            return NOT_COMPARED
+        return compare(point.windows, view.progress.windows or (), self._settings.bounds)
 
     def _set_mark(self, point: Point) -> None:
         self._mark, self._marked_at = point.data_ts, self._clock.monotonic()
@@ -246,7 +280,7 @@ class HandoverThread:
 
     def _confirmation(self) -> Confirmation:
         successor = self._successor
-        if self._settings.policy != "served" or successor is None or successor.root is None or successor.lineage is None:
+        if self._settings.policy == "caught_up" or successor is None or successor.root is None or successor.lineage is None:
             return NOT_CONFIRMED
         try:
             return confirmed(serving_statuses(successor.root), successor.lineage, self._servers)

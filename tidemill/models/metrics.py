@@ -181,6 +181,68 @@ class NormalizedEntropy(Metric):
         self._sums += state["sums"]
 
 
+class Calibration(Metric):
+    """The sum of the scores over that of the labels, weighted: 1 is right, above 1 the model promises too much."""
+
+    name = "calibration"
+
+    def __init__(self) -> None:
+        # weighted scores, weighted labels
+        self._sums = np.zeros(2)
+
+    def update(self, rows: Scored) -> None:
+        weights = rows.weights.astype(np.float64)
+        self._sums += (weights @ rows.probs.astype(np.float64), weights @ rows.labels.astype(np.float64))
+
+    def compute(self) -> float:
+        scores, labels = self._sums
+        return float(scores / labels) if labels > 0 else float("nan")
+
+    def state(self) -> dict[str, Any]:
+        return {"sums": self._sums.copy()}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self._sums = np.array(state["sums"], np.float64)
+
+    def merge(self, state: Mapping[str, np.ndarray]) -> None:
+        self._sums += state["sums"]
+
+
+class LabelMean(Metric):
+    """The weighted mean of the labels: what the events themselves are like."""
+
+    name = "label_mean"
+
+    def __init__(self) -> None:
+        # weighted labels, weights
+        self._sums = np.zeros(2)
+
+    def update(self, rows: Scored) -> None:
+        weights = rows.weights.astype(np.float64)
+        self._sums += (weights @ rows.labels.astype(np.float64), weights.sum())
+
+    def compute(self) -> float:
+        labels, weights = self._sums
+        return float(labels / weights) if weights > 0 else float("nan")
+
+    def state(self) -> dict[str, Any]:
+        return {"sums": self._sums.copy()}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self._sums = np.array(state["sums"], np.float64)
+
+    def merge(self, state: Mapping[str, np.ndarray]) -> None:
+        self._sums += state["sums"]
+
+
+def progressive_metrics(configs: Sequence[MetricConfig]) -> list[Metric]:
+    """New metrics, empty: those of the config, and what hand-over and quality are judged by whatever the config names."""
+    metrics = build_metrics(configs)
+    names = {metric.name for metric in metrics}
+    judged: tuple[type[Metric], ...] = (AUC, NormalizedEntropy, Calibration, LabelMean)
+    return metrics + [kind() for kind in judged if kind.name not in names]
+
+
 def build_metrics(configs: Sequence[MetricConfig]) -> list[Metric]:
     """New metrics, empty. Raises ConfigError for one that isn't supported."""
     return [_build(config, index) for index, config in enumerate(configs)]
