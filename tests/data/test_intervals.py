@@ -44,11 +44,6 @@ def test_holds_and_contains_tell_members(one):
     assert [position in intervals for position in range(60)] == expected
 
 
-@given(pairs, st.integers(0, 40), st.integers(0, 8))
-def test_add_is_union(one, start, length):
-    assert IntervalSet.of(one).add(start, start + length) == IntervalSet.of(one) | IntervalSet.of([(start, start + length)])
-
-
 @given(pairs, st.lists(st.tuples(st.integers(0, 60), st.integers(1, 9)), max_size=30))
 def test_adding_many_is_the_union(one, many):
     one = IntervalSet.of(one)

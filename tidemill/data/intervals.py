@@ -47,16 +47,6 @@ class IntervalSet:
     def __or__(self, other: IntervalSet) -> IntervalSet:
         return IntervalSet.of((*self.intervals, *other.intervals))
 
-    def add(self, start: int, stop: int) -> IntervalSet:
-        """This set and [start, stop). Cheap for a set of many intervals, as a shuffled read leaves behind."""
-        if stop <= start:
-            return self | IntervalSet.of([(start, stop)])
-        low = bisect.bisect_left(self.intervals, start, key=lambda interval: interval[1])
-        high = bisect.bisect_right(self.intervals, stop, key=lambda interval: interval[0])
-        if low < high:
-            start, stop = min(start, self.intervals[low][0]), max(stop, self.intervals[high - 1][1])
-        return IntervalSet((*self.intervals[:low], (start, stop), *self.intervals[high:]))
-
     def add_many(self, starts: np.ndarray, stops: np.ndarray) -> IntervalSet:
         """This set and many intervals [starts[i], stops[i]), in any order, none of them empty; no loop in Python."""
         if not len(starts):

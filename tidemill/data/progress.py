@@ -50,9 +50,13 @@ class Progress:
 
     def advance(self, provenance: Provenance) -> None:
         """Record that a batch was trained."""
+        found: dict[SplitId, list[tuple[int, int]]] = {}
         for run in provenance.runs:
-            self._done[run.split] = self._done.get(run.split, NOTHING).add(run.start, run.stop)
+            found.setdefault(run.split, []).append((run.start, run.stop))
             self._reach(run.split, run.event_time)
+        # All of a split at once: a shuffled read that was killed leaves very many intervals behind.
+        for split, intervals in found.items():
+            self._done[split] = self._done.get(split, NOTHING) | IntervalSet.of(intervals)
         for rows in provenance.scattered:
             self._loose.setdefault(rows.split, []).append(rows.positions)
             self._num_loose += 1
