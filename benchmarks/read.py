@@ -1,7 +1,9 @@
 """Rows per second from each source and in each format: a bare client and decoder against our whole path, source to RawBatch.
 
-Both read the same rows into Arrow, by turns, in one process; Kafka's bare client gives the same offsets and timestamps. CPU
-seconds are those of this process, all threads. Feature work is timed apart. Prints a table, then one line of JSON.
+Both read the same rows into Arrow, by turns, in one process; Kafka's bare client gives the same offsets and timestamps. Files and
+tables are timed from before they are opened to their last row, discovering included ("csv" alone is read from splits that are
+known, as after the count that a job begins with); topics behind their first tenth. CPU seconds are those of this process, all
+threads. Feature work is timed apart. Prints a table, then one line of JSON.
 
     python -m benchmarks.read [--rows 200000] [--turns 5] [--only kafka]
 """
@@ -38,6 +40,7 @@ from tidemill.data.sources.csv import CsvConfig, CsvSource
 from tidemill.data.sources.kafka import KafkaSource
 from tidemill.data.sources.kafka_client import open_consumer
 from tidemill.data.sources.parquet import ParquetConfig, ParquetSource
+from tidemill.data.split import Split
 from tidemill.features.feature_set import FeatureSet
 from tidemill.testing.broker import DevelopmentBroker
 
@@ -50,12 +53,13 @@ Values = list[bytes]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`bare` and `ours` each give pieces: how many rows each has."""
+    """`bare` and `ours` each give pieces: how many rows each has. `is_stream`: connecting isn't timed."""
 
     name: str
     rows: int
     bare: Callable[[], Iterator[int]]
     ours: Callable[[], Iterator[int]]
+    is_stream: bool = False
 
 
 def make_rows(count: int) -> pa.Table:
@@ -75,9 +79,9 @@ def make_rows(count: int) -> pa.Table:
     return pa.table(columns)
 
 
-def pieces(source: Source) -> Iterator[int]:
-    """The rows of everything that a source has, a RawBatch at a time."""
-    reader = source.open_all(assign(source.discover(), {}, 1, 0))
+def pieces(source: Source, splits: list[Split] | None = None) -> Iterator[int]:
+    """The rows of everything that a source has, or of splits that are known, a RawBatch at a time."""
+    reader = source.open_all(assign(source.discover() if splits is None else splits, {}, 1, 0))
     try:
         while True:
             raw = reader.read(PATIENCE_S)
@@ -91,16 +95,19 @@ def pieces(source: Source) -> Iterator[int]:
 
 
 def rate(case: Case, start: Callable[[], Iterator[int]]) -> tuple[float, float]:
-    """Rows per second, and per second of CPU, behind the first tenth: connections are made, and what was fetched ahead is read."""
-    found = iter(start())
-    rows = 0
-    while rows < case.rows / 10:
-        rows += next(found)
-    first = rows
+    """Rows per second, and per second of CPU. A stream's are taken behind its first tenth, when what was fetched ahead is read."""
     began, began_cpu = time.perf_counter(), time.process_time()
+    found = iter(start())
+    rows = first = 0
+    if case.is_stream:
+        while rows < case.rows / 10:
+            rows += next(found)
+        first = rows
+        began, began_cpu = time.perf_counter(), time.process_time()
     for count in found:
         rows += count
-        if rows >= case.rows:
+        # A stream's client takes long to close.
+        if case.is_stream and rows >= case.rows:
             break
     elapsed, cpu = time.perf_counter() - began, time.process_time() - began_cpu
     found.close()  # type: ignore[attr-defined]
@@ -259,7 +266,7 @@ def kafka_cases(table: pa.Table, folder: Path, only: str, resources: ExitStack) 
             **made.settings,  # type: ignore[arg-type]
         )
         bare = partial(bare_kafka, config, len(values), made.at_once, made.decode)
-        yield Case(f"kafka {name}", len(values) * made.rows_per_message, bare, partial(our_kafka, config, columns))
+        yield Case(f"kafka {name}", len(values) * made.rows_per_message, bare, partial(our_kafka, config, columns), is_stream=True)
 
 
 def our_kafka(config: KafkaConfig, columns: dict[str, pa.DataType]) -> Iterator[int]:
@@ -328,12 +335,10 @@ def file_cases(table: pa.Table, folder: Path) -> Iterator[Case]:
         bare_parquet,
         lambda: pieces(ParquetSource(ParquetConfig(paths=parquet, event_time_column="event_time"), names)),
     )
-    yield Case(
-        "csv",
-        table.num_rows,
-        bare_csv,
-        lambda: pieces(CsvSource(CsvConfig(paths=text, with_header=True, event_time_column="event_time"), types)),
-    )
+    source = CsvSource(CsvConfig(paths=text, with_header=True, event_time_column="event_time"), types)
+    known = source.discover()
+    yield Case("csv", table.num_rows, bare_csv, lambda: pieces(source, known))
+    yield Case("csv and its count", table.num_rows, bare_csv, lambda: pieces(source))
 
 
 def table_cases(table: pa.Table, folder: Path, resources: ExitStack) -> Iterator[Case]:
@@ -393,12 +398,22 @@ def feature_rate(table: pa.Table) -> float:
 
 
 def compare(case: Case, count: int) -> dict[str, float]:
-    """Medians over turns, each of which reads both ways. Ratios are taken within a turn: what else the machine does is shared."""
-    turns = np.array([(rate(case, case.bare), rate(case, case.ours)) for _ in range(count)])
-    (bare, bare_cpu), (ours, ours_cpu) = np.median(turns, axis=0)
-    ratio, ratio_cpu = np.median(turns[:, 1] / turns[:, 0], axis=0)
+    """Medians over turns, each of which reads both ways, in changing order, behind one that warms up. Ratios are taken within a
+    turn: what else the machine does is shared."""
+    turns = []
+    for number in range(count + 1):
+        first, second = (case.bare, case.ours) if number % 2 else (case.ours, case.bare)
+        pair = rate(case, first), rate(case, second)
+        turns.append(pair if number % 2 else pair[::-1])
+    rates = np.array(turns[1:])
+    (bare, bare_cpu), (ours, ours_cpu) = np.median(rates, axis=0)
+    ratios = rates[:, 1] / rates[:, 0]
+    ratio, ratio_cpu = np.median(ratios, axis=0)
+    least, most = np.quantile(ratios, [0.25, 0.75], axis=0).round(2)
     print(
-        f"{case.name:16} {bare:12,.0f} {ours:12,.0f} {ratio:8.2f} {bare_cpu:12,.0f} {ours_cpu:12,.0f} {ratio_cpu:8.2f}", flush=True
+        f"{case.name:18} {bare:12,.0f} {ours:12,.0f} {ratio:6.2f} ({least[0]:.2f} to {most[0]:.2f})"
+        f" {bare_cpu:12,.0f} {ours_cpu:12,.0f} {ratio_cpu:6.2f} ({least[1]:.2f} to {most[1]:.2f})",
+        flush=True,
     )
     return {
         "bare_rows_per_s": round(bare),
@@ -420,13 +435,14 @@ def main() -> None:
     results: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as name, ExitStack() as resources:
         folder = Path(name)
-        print(f"{'':16} {'bare rows/s':>12} {'ours':>12} {'ratio':>8} {'bare / CPU s':>12} {'ours':>12} {'ratio':>8}")
+        ratio = f"{'ratio (middle half)':>22}"
+        print(f"{'':18} {'bare rows/s':>12} {'ours':>12} {ratio} {'bare / CPU s':>12} {'ours':>12} {ratio}")
         tables = table_cases(table, folder, resources) if arguments.only in "maxcompute" else ()
         for case in chain(file_cases(table, folder), kafka_cases(table, folder, arguments.only, resources), tables):
             if arguments.only in case.name:
                 results[case.name] = compare(case, arguments.turns)
     features = feature_rate(table)
-    print(f"{'features':16} {'':12} {features:12,.0f}")
+    print(f"{'features':18} {'':12} {features:12,.0f}")
     summary = {"benchmark": "read", "rows": table.num_rows, "load": os.getloadavg()[0], "features_rows_per_s": round(features)}
     print(json.dumps({**summary, "results": results}))
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 import bisect
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Generator, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +30,8 @@ from tidemill.errors import ConfigError, DataError, SchemaError, SourceChangedEr
 
 # Text parsed at once: large enough that the cost of a call vanishes, small enough to start at once.
 _BLOCK = 2 << 20
+# Blocks parsed at once, while rows of earlier ones are given: one thread parses less than a disk gives.
+_PARSERS = 2
 # A quote that is never closed would otherwise take the whole file into memory.
 _MAX_RECORD = 64 << 20
 # A file is entered at one of at most so many marks; nearer ones than this aren't worth it.
@@ -346,21 +350,32 @@ class _FileReader(SplitReader):
         return raw_batch(self._split.id, piece, times_of(piece.table, self._source.time_column, self._split.id.name))
 
     def close(self) -> None:
+        self._pieces.close()
         self._text.close()
 
-    def _read(self, wanted: IntervalSet) -> Iterator[Piece]:
-        """The wanted rows, in order. Blocks without wanted rows are scanned only."""
+    def _read(self, wanted: IntervalSet) -> Generator[Piece, None, None]:
+        """The wanted rows, in order."""
         if not wanted:
             return
         names, start = self._source.begin(self._text)
+        parsing: deque[tuple[_Block, Future[pa.Table]]] = deque()
+        with ThreadPoolExecutor(_PARSERS, "csv-parse") as pool:
+            for block in self._blocks(wanted, names, start):
+                parsing.append((block, pool.submit(self._source.parse, self._text.path, names, block)))
+                if len(parsing) > _PARSERS:
+                    yield _piece(*parsing.popleft(), wanted)
+            while parsing:
+                yield _piece(*parsing.popleft(), wanted)
+
+    def _blocks(self, wanted: IntervalSet, names: list[str], start: _Mark) -> Iterator[_Block]:
+        """The blocks that hold wanted rows; others are scanned only."""
         mark = self._mark_before(wanted.intervals[0][0]) or start
         stop = wanted.intervals[-1][1]
         row = mark.row
         for block in self._source.blocks(self._text, len(names), mark):
             row = block.first + block.rows
-            runs = overlap(wanted, block.first, row)
-            if runs:
-                yield cut(self._source.parse(self._text.path, names, block), block.first, runs)
+            if overlap(wanted, block.first, row):
+                yield block
             if row >= stop:
                 return
         raise SourceChangedError(f"{self._split.id}: it has {row} rows, {self._split.num_rows} when it was first read")
@@ -370,3 +385,8 @@ class _FileReader(SplitReader):
         marks = [_Mark(*entry) for entry in self._split.fingerprint.get("marks", ())]
         place = bisect.bisect_right(marks, row, key=lambda mark: mark.row)
         return marks[place - 1] if place else None
+
+
+def _piece(block: _Block, parsed: Future[pa.Table], wanted: IntervalSet) -> Piece:
+    """The wanted rows of a block. Raises what parsing it raised."""
+    return cut(parsed.result(), block.first, overlap(wanted, block.first, block.first + block.rows))

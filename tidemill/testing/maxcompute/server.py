@@ -152,7 +152,10 @@ class _Handler(BaseHTTPRequestHandler):
                 self._break()
                 return
             if piece:
-                self.wfile.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+                # One after the other: a piece of megabytes isn't copied for its frame.
+                self.wfile.write(b"%x\r\n" % len(piece))
+                self.wfile.write(piece)
+                self.wfile.write(b"\r\n")
             sent += len(piece)
         self.wfile.write(b"0\r\n\r\n")
 
