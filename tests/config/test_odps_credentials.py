@@ -46,6 +46,7 @@ def test_keys_are_never_shown_and_nothing_goes_to_the_environment(tmp_path):
     [
         ({}, "no MaxCompute credentials: set ODPS_CONFIG_FILE_PATH"),
         ({"ODPS_CONFIG_FILE_PATH": "/no/such.conf"}, "ODPS_CONFIG_FILE_PATH (/no/such.conf): can't be read: No such file"),
+        ({**CHAIN, "ODPS_ENDPOINT": "chain/api"}, "ODPS_ENDPOINT: needs to begin with http:// or https://, got 'chain/api'"),
         ({"ALIBABA_CLOUD_SECURITY_TOKEN": "TOKEN-9"}, "ODPS_ENDPOINT: needed with ALIBABA_CLOUD_SECURITY_TOKEN"),
     ],
 )

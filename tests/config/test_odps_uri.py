@@ -41,6 +41,8 @@ def test_several_tables_are_separated_by_commas():
         ("odps://prj/tables/t/ds=1/hr=2&hr=2/ds=1", "partition ds=1/hr=2 of prj.t would be read twice"),
         ("odps://prj/tables/t/ds=1,odps://prj/tables/t", "the whole table of prj.t would be read twice"),
         ("odps://prj/tables/t,odps://prj/tables/t/ds=1", "partition ds=1 of prj.t would be read twice"),
+        ("odps://prj/tables/t/ds=1,odps://prj/tables/default.t/ds=1", "partition ds=1 of prj.default.t would be read twice"),
+        ("odps://prj/tables/t/ds=1,odps://PRJ/tables/T/DS=1", "partition ds=1 of PRJ.T would be read twice"),
     ],
 )
 def test_a_wrong_address_is_told(address, message):
@@ -51,3 +53,11 @@ def test_a_wrong_address_is_told(address, message):
 
 def test_a_partition_is_the_same_however_its_columns_are_ordered():
     assert partition_key("hr=1/ds=2") == partition_key("ds=2/hr=1") != partition_key("ds=1/hr=2")
+
+
+def test_tables_are_the_same_however_they_are_worded():
+    """The service's names have no case, and "default" is the schema of tables without one; other schemas are kept apart (B1)."""
+    plain, worded, other = (
+        path.table.key for path in parse_odps_paths("odps://p/tables/t/d=1,odps://P/tables/DEFAULT.T/d=2,odps://p/tables/s.t/d=1")
+    )
+    assert plain == worded != other

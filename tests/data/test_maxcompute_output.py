@@ -187,7 +187,6 @@ def test_faults_that_pass_are_waited_out_and_no_row_is_written_twice(emulator: M
         emulator.faults.drop(operation)
         emulator.faults.lose_answer(operation)
     emulator.faults.refuse("get_write_session", times=2)
-    emulator.faults.drop("metadata", times=8)
     assert write(output(emulator, f"odps://prj/tables/faulty/{PARTITION}", clock=ManualClock()), rows(0, 30_000)) == 30_000
     assert held(emulator, "faulty")["n"].to_pylist() == list(range(30_000))
     attempts = [int(request.query["attempt_number"]) for request in emulator.requests("write_rows")]

@@ -125,7 +125,7 @@ def odps_credentials(environ: Mapping[str, str] | None = None) -> OdpsCredential
         endpoint = source.get(ODPS_ENDPOINT, "").strip()
         if not endpoint:
             raise ConfigError(f"{ODPS_ENDPOINT}: needed with {chain}: the address of the MaxCompute service")
-        return OdpsCredentials(endpoint, chain, uses_chain=True)
+        return OdpsCredentials(_address(endpoint, ODPS_ENDPOINT), chain, uses_chain=True)
     home = source.get("HOME", "").strip()
     usual = Path(home) / ".odps_config.ini" if home else None
     if usual is not None and usual.is_file():
@@ -157,4 +157,11 @@ def _odps_file(path: Path, found_in: str) -> OdpsCredentials:
     missing = [name for name in ("access_id", "access_key", "end_point") if not values.get(name)]
     if missing:
         raise ConfigError(f"{found_in}: has no line {', '.join(f'{name}=...' for name in missing)}")
-    return OdpsCredentials(values["end_point"], found_in, values["access_id"], values["access_key"])
+    endpoint = _address(values["end_point"], f"{found_in}: end_point")
+    return OdpsCredentials(endpoint, found_in, values["access_id"], values["access_key"])
+
+
+def _address(endpoint: str, named_by: str) -> str:
+    if not endpoint.startswith(("http://", "https://")):
+        raise ConfigError(f"{named_by}: needs to begin with http:// or https://, got {endpoint!r}")
+    return endpoint

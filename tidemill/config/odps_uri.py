@@ -20,6 +20,11 @@ class OdpsTable:
     def __str__(self) -> str:
         return ".".join(filter(None, (self.project, self.schema, self.name)))
 
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """The same for the same table, however it is worded: case doesn't count, and the default schema may be named."""
+        return self.project.lower(), (self.schema or "default").lower(), self.name.lower()
+
 
 @dataclass(frozen=True, slots=True)
 class OdpsPath:
@@ -65,14 +70,15 @@ def _partition(text: str, spec: str) -> str:
 
 
 def partition_key(spec: str) -> str:
-    """The same text for the same partition, in whatever order its columns are written."""
-    return "/".join(sorted(spec.split("/")))
+    """The same text for the same partition, in whatever order and case its columns are written."""
+    columns = (column.partition("=") for column in spec.split("/"))
+    return "/".join(sorted(f"{name.lower()}={value}" for name, _, value in columns))
 
 
 def _require_once(paths: Iterable[OdpsPath]) -> None:
-    seen: dict[OdpsTable, set[str]] = {}
+    seen: dict[tuple[str, str, str], set[str]] = {}
     for path in paths:
-        before = seen.setdefault(path.table, set())
+        before = seen.setdefault(path.table.key, set())
         keys = [partition_key(spec) for spec in path.partitions] or [""]
         for key in keys:
             if key in before or (before and "" in (key, *before)):

@@ -66,7 +66,7 @@ def require_apart(input_path: str, splits: Sequence[Split], kind: str, output_pa
         wanted = {partition_key(spec) for spec in target.partitions}
         for path in parse_odps_paths(input_path):
             read = {partition_key(spec) for spec in path.partitions}
-            if path.table == target.table and (not read or not wanted or read & wanted):
+            if path.table.key == target.table.key and (not read or not wanted or read & wanted):
                 raise ConfigError(f"{output_path} is read too: write to another partition or table")
 
 

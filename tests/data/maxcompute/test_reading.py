@@ -14,10 +14,14 @@ import pyarrow as pa
 import pytest
 
 from tests.data.maxcompute.conftest import MakeSource, numbers
+from tidemill.clock import ManualClock
+from tidemill.config.env import OdpsCredentials
+from tidemill.config.maxcompute import MaxComputeConfig
 from tidemill.data.assignment import Assigned
 from tidemill.data.intervals import IntervalSet
 from tidemill.data.source import Source
 from tidemill.data.sources.maxcompute import client
+from tidemill.data.sources.maxcompute.source import MaxComputeSource, MaxComputeSourceConfig
 from tidemill.data.split import RawBatch
 from tidemill.errors import DataError, DeadlineError, SchemaError, SourceChangedError
 from tidemill.testing.maxcompute import MaxComputeEmulator
@@ -119,6 +123,17 @@ def test_errors_of_the_service_and_dropped_connections_are_waited_out(clicks: Ma
     clicks.faults.refuse("create_read_session", times=2, status=503)
     clicks.faults.drop("metadata", times=1)
     assert ids(make(PATH, columns=["id"])) == list(range(5000))
+
+
+def test_a_service_that_cant_be_reached_at_the_start_is_named(clock: ManualClock):
+    """Whatever the client asks first (whether the project has schemas) is tried again, until its deadline."""
+    config = MaxComputeSourceConfig(paths=(PATH,), reading=MaxComputeConfig(session_timeout_s=5))
+    nobody = OdpsCredentials("http://127.0.0.1:9", "a test", "id", "SECRET-KEY")
+    source = MaxComputeSource(config, ["id"], credentials=nobody, clock=clock)
+    with closing(source), odps.option_context() as options:
+        options.retry_times = 0
+        with pytest.raises(DeadlineError, match=r"prj\.clicks: asking for its columns: no answer in time; last: Conn"):
+            source.discover()
 
 
 def test_a_service_that_stays_away_is_given_up_in_time(clicks: MaxComputeEmulator, make: MakeSource):

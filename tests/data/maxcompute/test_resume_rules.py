@@ -169,6 +169,12 @@ def test_the_same_partitions_in_another_wording_are_the_same_session():
     assert place.index == 0
 
 
+def test_the_same_table_in_another_wording_goes_on_and_isnt_read_again():
+    state = saved(now(f"{BASE}/ds=19")[0], "S", (0, 9))
+    (place,) = decide([state], now("odps://PRJ/tables/default.Clicks/DS=19&ds=20")).kept
+    assert place.partitions == ("DS=19",)
+
+
 @pytest.mark.parametrize("address", [f"{BASE}/ds=19", BASE])
 def test_a_whole_table_and_its_partitions_overlap(address):
     whole, part = now(BASE)[0], now(f"{BASE}/ds=19")[0]

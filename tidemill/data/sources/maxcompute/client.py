@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -48,19 +49,22 @@ class Connection:
             return self._service(project)
 
     def table(self, table: OdpsTable) -> ArrowTableClient:
-        """The client of a table."""
+        """The client of a table; nothing is asked of the service yet."""
         with self._lock:
             if table not in self._clients:
-                client = StorageApiArrowClient(
-                    self._service(table.project), self._handle(table), self._tunnel_endpoint, quota_name=self._quota or None
-                )
-                self._clients[table] = ArrowTableClient(client, self._compression, self._rows_per_batch)
+                self._clients[table] = ArrowTableClient(partial(self._open, table), self._compression, self._rows_per_batch)
             return self._clients[table]
 
     def handle(self, table: OdpsTable) -> Any:
-        """pyodps's object of a table; nothing is asked of the service yet."""
+        """pyodps's object of a table. The service may be asked whether the project has schemas, so this can fail as any call."""
         with self._lock:
             return self._handle(table)
+
+    def _open(self, table: OdpsTable) -> StorageApiArrowClient:
+        with self._lock:
+            return StorageApiArrowClient(
+                self._service(table.project), self._handle(table), self._tunnel_endpoint, quota_name=self._quota or None
+            )
 
     def _handle(self, table: OdpsTable) -> Any:
         service = self._service(table.project)
@@ -79,12 +83,20 @@ class Connection:
 
 
 class ArrowTableClient:
-    """One table through the Storage API (`session.TableClient`)."""
+    """One table through the Storage API (`session.TableClient`). `open_client`: what the first call begins with; it asks the
+    service, so it is tried again as the call is."""
 
-    def __init__(self, client: StorageApiArrowClient, compression: Compression, rows_per_batch: int) -> None:
-        self._client = client
+    def __init__(self, open_client: Callable[[], StorageApiArrowClient], compression: Compression, rows_per_batch: int) -> None:
+        self._open_client = open_client
+        self._opened: StorageApiArrowClient | None = None
         self._compression = compression
         self._rows_per_batch = rows_per_batch
+
+    @property
+    def _client(self) -> StorageApiArrowClient:
+        if self._opened is None:
+            self._opened = self._open_client()
+        return self._opened
 
     def columns(self) -> TableColumns:
         schema = self._client.table.table_schema

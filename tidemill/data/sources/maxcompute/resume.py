@@ -76,7 +76,7 @@ def decide(saved: Sequence[SplitState], now: Sequence[Place]) -> Decision:
         if state.kind != MAXCOMPUTE or not state.intervals:
             continue
         path = _path(state)
-        if path is None or all(place.path.table != path.table for place in now):
+        if path is None or all(place.path.table.key != path.table.key for place in now):
             notes.append(f"positions of {state.split} are skipped: this job doesn't read that table")
             continue
         _require_one_session(state, sessions)
@@ -128,7 +128,7 @@ def _place_of(state: SplitState, path: OdpsPath, now: Sequence[Place]) -> Place 
         )
     read = _keys(_partitions(state, path.table))
     for place in now:
-        if place.path.table == path.table and place.keys == read:
+        if place.path.table.key == path.table.key and place.keys == read:
             return place
     _require_done_with(state, read, _named(path.table, now))
     return None
@@ -154,7 +154,7 @@ def _require_done_with(state: SplitState, read: frozenset[str], named: frozenset
 
 
 def _named(table: OdpsTable, now: Sequence[Place]) -> frozenset[str] | None:
-    groups = [place.keys for place in now if place.path.table == table]
+    groups = [place.keys for place in now if place.path.table.key == table.key]
     return frozenset().union(*groups) if all(groups) else None
 
 

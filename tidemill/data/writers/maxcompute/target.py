@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -66,12 +67,22 @@ class TargetClient:
         clock: Clock,
     ) -> None:  # fmt: skip
         self._target = target
-        self._handle = connection.handle(target.table)
-        service = connection.service(target.table.project)
-        self._client = StorageApiArrowClient(service, self._handle, tunnel_endpoint or None, quota_name=quota or None)
+        self._connection = connection
+        self._quota = quota
+        self._tunnel_endpoint = tunnel_endpoint
         self._compression = Compression[compression]
         self._timeout_s = timeout_s
         self._clock = clock
+
+    # Making these asks the service, so it happens in the calls that are tried again.
+    @cached_property
+    def _handle(self) -> Any:
+        return self._connection.handle(self._target.table)
+
+    @cached_property
+    def _client(self) -> StorageApiArrowClient:
+        service = self._connection.service(self._target.table.project)
+        return StorageApiArrowClient(service, self._handle, self._tunnel_endpoint or None, quota_name=self._quota or None)
 
     def find(self) -> Found | None:
         """The table as it is; None if it isn't there."""
