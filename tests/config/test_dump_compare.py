@@ -98,7 +98,9 @@ def test_secrets_are_not_dumped(load, small):
     assert compare(config, again).verdict is Verdict.COMPATIBLE
 
 
-@pytest.mark.parametrize("key", ["ssl.key.pem", "sasl.oauthbearer.assertion.private.key.passphrase", "ssl.keystore.password"])
+@pytest.mark.parametrize(
+    "key", ["ssl.key.pem", "sasl.oauthbearer.config", "sasl.oauthbearer.assertion.private.key.passphrase", "ssl.keystore.password"]
+)
 def test_keys_and_their_passphrases_are_secrets(key):
     assert is_secret(key)
 

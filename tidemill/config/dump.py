@@ -15,7 +15,8 @@ REDACTED = "REDACTED"
 HEADER = "# tidemill pipeline config, resolved (YAML)\n"
 
 _SECRET = re.compile(
-    r"passw|passphrase|secret|token|private|credential|signature|access_?key|api_?key|key\.pem|sasl\.jaas|^sig$", re.IGNORECASE
+    r"passw|passphrase|secret|token|private|credential|signature|access_?key|api_?key|key\.pem|sasl\.jaas|oauthbearer\.config|^sig$",
+    re.IGNORECASE,
 )
 _USER = re.compile(r"(://[^/?#@:,]*):[^/?#@]*@")
 _LINE_ENDS = re.compile("[\x85\u2028\u2029]")

@@ -130,7 +130,7 @@ def test_a_service_that_cant_be_reached_at_the_start_is_named(clock: ManualClock
     config = MaxComputeSourceConfig(paths=(PATH,), reading=MaxComputeConfig(session_timeout_s=5))
     nobody = OdpsCredentials("http://127.0.0.1:9", "a test", "id", "SECRET-KEY")
     source = MaxComputeSource(config, ["id"], credentials=nobody, clock=clock)
-    with closing(source), odps.option_context() as options:
+    with closing(source), odps.config.option_context() as options:
         options.retry_times = 0
         with pytest.raises(DeadlineError, match=r"prj\.clicks: asking for its columns: no answer in time; last: Conn"):
             source.discover()
