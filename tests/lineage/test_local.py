@@ -26,7 +26,7 @@ from tidemill.storage.backends.local import LocalStorage
 
 REPOSITORY = Path(tidemill.__file__).parent.parent
 PLAYER = ("env", f"PYTHONPATH={REPOSITORY}", sys.executable, str(Path(__file__).with_name("player.py")))
-DAY1, DAY2 = "20240101", "20240102"
+DAY1, DAY2, DAY3 = "20240101", "20240102", "20240103"
 STREAM1, STREAM2 = child_name(StepName.TRAIN_STREAM, DAY1), child_name(StepName.TRAIN_STREAM, DAY2)
 
 
@@ -97,6 +97,30 @@ def test_two_days_the_second_takes_over_and_the_first_retires(tmp_path: Path, ro
         assert record.retired_at >= second.deployment.created_at, "the predecessor goes on until the switch is confirmed"
     (run,) = run_records(root, prefix=layout.lineage(DAY2))
     assert run.status == "interrupted", "leaving the supervisor ends the stream in good order"
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_after_a_skipped_day_the_stream_hands_over_to_the_one_after(tmp_path: Path, root: LocalStorage, restarted: bool) -> None:
+    """The stream of day 1 was started to watch day 2; the cycle goes on with day 3, with the same supervisor or a new one."""
+    config = cycle_config(tmp_path, policy="caught_up", server=False)
+    times = {DAY1: config.boundary.times[DAY1], DAY3: config.boundary.times[DAY2]}
+    config = config.model_copy(update={"boundary": config.boundary.model_copy(update={"times": times})})
+    cycle = LocalCycle(config, poll_s=0.05)
+    try:
+        cycle.start()
+        cycle.run_date(DAY1)
+        if restarted:
+            cycle.close()
+            cycle = LocalCycle(config, poll_s=0.05)
+            cycle.start()
+        result = cycle.run_date(DAY3)
+    finally:
+        cycle.close()
+    assert result is not None
+    assert (result.deployment.lineage, result.predecessor, result.retired) == (f"lineages/{DAY3}", f"lineages/{DAY1}", True)
+    record = read_lineage(root, prefix=layout.lineage(DAY1))
+    assert record is not None
+    assert record.successor == f"lineages/{DAY3}"
 
 
 def test_an_eas_service_is_modified_before_the_deployment_is_on_record(

@@ -337,8 +337,12 @@ def _deploy_step(date: str, records: CycleRecords) -> CycleStep:
     return CycleStep(StepName.DEPLOY, "next", f"after {newest.lineage}" if newest else "the first deployment")
 
 
-def commands(config: CycleConfig, date: str, parent: str | None) -> dict[StepName, list[str]]:
-    """The commands of a date's jobs as argument lists. `parent`: the date whose daily job this one continues; None: the first."""
+def commands(config: CycleConfig, date: str, parent: str | None, successor: str | None = None) -> dict[StepName, list[str]]:
+    """The commands of a date's jobs as argument lists.
+
+    `parent`: the date whose daily job this one continues; None: the first. `successor`: the date that its stream hands over to;
+    None: the next one.
+    """
     daily, lineage = _folder(config, layout.daily(date)), _folder(config, layout.lineage(date))
     end = {"train_config.lineage.boundary": boundary(config, date)}
     train_daily = [
@@ -353,7 +357,12 @@ def commands(config: CycleConfig, date: str, parent: str | None) -> dict[StepNam
         f"--checkpoint_path={daily}",
         f"--export_dir={lineage}",
     ]
-    edits = {"data_config.dataset_type": "KafkaDataset", **end, **_handover_edits(config, date), **config.stream.edits}
+    edits = {
+        "data_config.dataset_type": "KafkaDataset",
+        **end,
+        **_handover_edits(config, successor or next_date(date)),
+        **config.stream.edits,
+    }
     stream = [*_train(config, config.stream, lineage, edits, date), f"--fine_tune_checkpoint={daily}"]
     return {StepName.TRAIN_DAILY: train_daily, StepName.FULL_EXPORT: export, StepName.TRAIN_STREAM: stream}
 
@@ -373,10 +382,10 @@ def _train(config: CycleConfig, job: JobConfig, folder: str, edits: Mapping[str,
     return argv
 
 
-def _handover_edits(config: CycleConfig, date: str) -> dict[str, Any]:
+def _handover_edits(config: CycleConfig, successor: str) -> dict[str, Any]:
     handover = config.handover
     values = {
-        "successor_dir": _folder(config, layout.lineage(next_date(date))),
+        "successor_dir": _folder(config, layout.lineage(successor)),
         "policy": handover.policy,
         "tolerance_s": handover.tolerance_s,
         "confirm_timeout_s": handover.confirm_timeout_s,

@@ -22,6 +22,7 @@ from tidemill.lineage.cycle import (
     StepName,
     commands,
     is_date,
+    next_date,
     plan,
     serve_command,
 )
@@ -102,6 +103,7 @@ class LocalCycle:
         self._stop_requested = False
         self._lock: IO[str] | None = None
         self._children: Children | None = None
+        self._successors: dict[str, str] = {}
 
     @property
     def logs(self) -> Path:
@@ -176,17 +178,24 @@ class LocalCycle:
         deployment = self._deploy(date, predecessor)
         return self._see_retirement(date, deployment, predecessor)
 
-    def start_stream(self, date: str, argv: list[str] | None = None) -> None:
-        """Keep a date's stream running until its record says completed or retired. Does nothing if it runs or has retired."""
-        name = child_name(StepName.TRAIN_STREAM, date)
+    def start_stream(self, date: str, argv: list[str] | None = None, *, successor: str | None = None) -> None:
+        """Keep a date's stream running until its record says completed or retired. Does nothing if it runs or has retired.
+
+        `successor`: the date that it hands over to; None: the next one. A stream that runs for another one is started again.
+        """
+        name, successor = child_name(StepName.TRAIN_STREAM, date), successor or next_date(date)
         state = self.children.state(name)
         running = state is not None and state.status in ("starting", "running", "ending", "waiting")
-        if running or self._stream_is_over(date):
+        if (running and self._successors[name] == successor) or self._stream_is_over(date):
             return
+        if running:
+            log.info("%s starts again, to hand over to %s", name, successor)
+            self.children.stop(name, deadline_s=self.config.limits.stop_s)
         if argv is None:
-            argv = commands(self.config, date, None)[StepName.TRAIN_STREAM]
+            argv = commands(self.config, date, None, successor)[StepName.TRAIN_STREAM]
         spec = ChildSpec(name, argv, self._restarts(), is_over=lambda code: code in _HOPELESS or self._stream_is_over(date))
         self.children.start(spec)
+        self._successors[name] = successor
         event("cycle.step", step=StepName.TRAIN_STREAM, date=date, state="started")
 
     def wait(self) -> None:
@@ -218,7 +227,8 @@ class LocalCycle:
         if not earlier:
             return None
         if deployed[-1].pin_sequence is None:
-            self.start_stream(lineage_date(earlier[-1].lineage))
+            # Dates may have been skipped in between: the stream must know whom it hands over to.
+            self.start_stream(lineage_date(earlier[-1].lineage), successor=date)
         return earlier[-1].lineage
 
     def _run_job(self, name: StepName, date: str, argv: list[str], limit_s: float) -> None:
