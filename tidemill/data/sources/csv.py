@@ -39,6 +39,7 @@ _MARKS = 32
 _MARK_EVERY = 16 << 20
 _CODECS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bz2", ".lz4": "lz4"}
 _BOM = b"\xef\xbb\xbf"
+_NOTHING = memoryview(b"")
 _SAME = ("size", "rows", "digest", "etag")
 _ARROW_COLUMN = re.compile(r"In CSV column #\d+: (?:Row #(\d+): )?(.*)", re.DOTALL)
 
@@ -142,17 +143,17 @@ class CsvSource(Source):
         """The rows from a mark on. Raises DataError naming the line of a row with another number of values."""
         text.go_to(mark.offset)
         row, line, offset = mark.row, mark.line, mark.offset
-        kept = b""
+        kept = _NOTHING
         while True:
-            more = text.read(_BLOCK)
-            chunk = kept + more if kept else more
-            found = scan(np.frombuffer(chunk, np.uint8), self._delimiter, num_values, is_end=not more)
-            self._check_scan(text.path, found, line, num_values, size=len(chunk), is_end=not more)
+            chunk = text.read(_BLOCK, behind=kept)
+            is_end = len(chunk) == len(kept)
+            found = scan(np.frombuffer(chunk, np.uint8), self._delimiter, num_values, is_end=is_end)
+            self._check_scan(text.path, found, line, num_values, size=len(chunk), is_end=is_end)
             offset, next_line = offset + found.size, line + found.lines
             if found.rows:
-                yield _Block(memoryview(chunk)[: found.size], row, found.rows, line, offset, next_line)
+                yield _Block(chunk[: found.size], row, found.rows, line, offset, next_line)
             row, line, kept = row + found.rows, next_line, chunk[found.size :]
-            if not more:
+            if is_end:
                 return
 
     def parse(self, path: str, names: list[str], block: _Block) -> pa.Table:
@@ -207,7 +208,7 @@ class CsvSource(Source):
         found = scan(np.frombuffer(start, np.uint8), self._delimiter, 0, is_end=len(start) < _BLOCK, max_rows=1)
         if not found.rows:
             raise SchemaError(f"{text.path}: no header in its first line")
-        block = _Block(memoryview(start)[: found.size], 0, 1, 1, 0, 1)
+        block = _Block(start[: found.size], 0, 1, 1, 0, 1)
         plain = [str(number) for number in range(found.odd_values)]
         row = self._arrow(block, plain, dict.fromkeys(plain, pa.string())).to_pylist()[0]
         names = [str(row[name]).strip() for name in plain]
@@ -309,22 +310,23 @@ class _Text:
                     raise SourceChangedError(f"{self.path}: it ends before byte {offset}, where rows were read before")
         self._at = offset
 
-    def read(self, size: int) -> bytes:
-        """The next bytes, as many as asked for if there are as many. Raises DataError for what can't be decompressed."""
-        parts: list[bytes] = []
-        left = size
+    def read(self, size: int, behind: memoryview = _NOTHING) -> memoryview:
+        """What is behind `behind`, together with it: as many bytes more as asked for, if there are as many. Raises DataError for
+        what can't be decompressed."""
+        # Arrow's memory comes again and again; new pages for each block would cost as much as reading it.
+        data = memoryview(pa.allocate_buffer(len(behind) + size)).cast("B")
+        data[: len(behind)] = behind
+        stop = len(behind)
         try:
             with reading(self.path):
-                while left and (part := self._text.read(left)):
-                    parts.append(part)
-                    left -= len(part)
+                while stop < len(data) and (count := self._text.readinto(data[stop:])):
+                    stop += count
         except (OSError, pa.ArrowException) as error:
             raise DataError(f"{self.path}: can't be read; it is damaged, or has changed ({error})") from error
-        data = parts[0] if len(parts) == 1 else b"".join(parts)
-        self._at += len(data)
+        self._at += stop - len(behind)
         if self._digest is not None:
-            self._digest.update(data)
-        return data
+            self._digest.update(data[len(behind) : stop])
+        return data[:stop]
 
     def close(self) -> None:
         self._text.close()
