@@ -29,7 +29,13 @@ _HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 _INLINE = re.compile(r"`([^`\n]+)`")
 _URL_HOST = re.compile(r"https?://([^/\s\"'`)>:]+)")
 _OWN_HOSTS = {"127.0.0.1", "localhost"}
-_HOSTS = _OWN_HOSTS | {"download.pytorch.org", "github.com", "grouplens.org", "doi.org", "service.cn-hangzhou.maxcompute.aliyun.com"}
+_HOSTS = _OWN_HOSTS | {
+    "download.pytorch.org",
+    "github.com",
+    "grouplens.org",
+    "doi.org",
+    "service.cn-hangzhou.maxcompute.aliyun.com",
+}
 _MACHINE = re.compile(r"(?<![\w.])/(work|home|Users|root|tmp)/")
 
 every_page = pytest.mark.parametrize("page", pages(), ids=lambda page: page.relative_to(REPOSITORY).as_posix())
