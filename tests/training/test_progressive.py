@@ -154,6 +154,17 @@ def test_a_window_that_was_due_at_the_checkpoint_is_told_after_it():
     assert after.close_windows(150.0, alone) == ()
 
 
+def test_windows_of_another_length_are_dropped_when_the_config_has_changed():
+    before = metrics()
+    train(before, [10, 110], [1, 0], [0.9, 0.1])
+    before.close_windows(110.0, alone)
+    settings = ProgressiveSettings(lambda: progressive_metrics([]), label="click", window_s=50.0)
+    after = ProgressiveMetrics(settings, watermark=110.0)
+    after.load_state([before.state()])
+    assert after.close_windows(np.inf, alone) == ()
+    assert after.windows == ()
+
+
 def test_the_history_is_bounded():
     progressive = metrics()
     for hour in range(HISTORY + 5):

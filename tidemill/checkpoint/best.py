@@ -34,6 +34,23 @@ def best_step(storage: Storage, metric: str, *, larger: bool, steps: Collection[
     return max(usable, key=lambda step: (usable[step], step), default=None)
 
 
+def evaluation_of(storage: Storage, step: int) -> dict[str, float]:
+    """The metrics of a step's last evaluation by training; without undefined ones. Empty if there is none."""
+    try:
+        lines = storage.read(layout.BEST_EVALUATIONS).splitlines()
+    except NotFoundError:
+        return {}
+    found: dict[str, float] = {}
+    for line in lines:
+        try:
+            body = orjson.loads(line)
+        except ValueError:
+            continue
+        if isinstance(body, dict) and body.pop("global_step", None) == step:
+            found = {name: float(value) for name, value in body.items() if isinstance(value, int | float)}
+    return found
+
+
 def record_evaluation(storage: Storage, line: bytes) -> None:
     """Append an evaluation's line (`{"global_step": N, metric: value, ...}`). One writer at a time."""
     try:

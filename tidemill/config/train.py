@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from tidemill.clock import event_time
-from tidemill.config.base import Config, Positive, Seconds, Unsigned, later, without_effect
+from tidemill.config.base import Config, Positive, Seconds, Threads, Unsigned, later, without_effect
 from tidemill.config.feature import ParameterConstraints
 from tidemill.config.optimizer import DenseOptimizer, SparseOptimizer
 
@@ -92,6 +92,25 @@ class DeltaEmbeddingDumpConfig(Config):
     """Quantization."""
 
 
+class QualityConfig(Config):
+    """When a stream's own progressive metrics pause its publication: by how much a window may be worse than the good windows before
+    it, and than the daily model's evaluation."""
+
+    min_events: Positive = 10000
+    """A window (progressive_window_s) with fewer rows says nothing."""
+    auc: float = Field(default=0.05, ge=0, allow_inf_nan=False)
+    """By so much its AUC may be lower."""
+    normalized_entropy: float = Field(default=0.1, ge=0, allow_inf_nan=False)
+    """By so much its normalized entropy may be higher."""
+    calibration: float = Field(default=0.3, ge=0, allow_inf_nan=False)
+    """By so much its calibration (sum of scores over sum of labels) may differ."""
+    hold_s: Seconds = 7200.0
+    """Event time for which windows must all be good before publication goes on. A model may learn a poison, and look good while it
+    lasts: hold for longer than what is to be sat out."""
+    reference_windows: Positive = 24
+    """How many of the newest good windows make the reference."""
+
+
 class PublishConfig(Config):
     """Publication of releases while training: changed rows and dense weights. Off unless an interval is given."""
 
@@ -101,6 +120,8 @@ class PublishConfig(Config):
     """Steps from one release to the next."""
     part_timeout_s: Seconds = 60.0
     """How long the publisher waits for all ranks' parts of a release before it gives that release up."""
+    quality: QualityConfig | None = None
+    """Pause publication when a window is bad, until they have been good for a while. Not given: publish whatever comes."""
 
     @property
     def enabled(self) -> bool:
@@ -158,9 +179,9 @@ class LineageConfig(Config):
 class RuntimeConfig(Config):
     """Threads, timeouts, seeds, sharding."""
 
-    threads: Positive | None = None
+    threads: Threads | None = None
     """Threads of PyTorch; all cores but one if not given."""
-    timeout_s: float = Field(default=60.0, gt=0, allow_inf_nan=False)
+    timeout_s: float = Field(default=60.0, gt=0, le=1e6, allow_inf_nan=False)
     """How long a collective may take before the other ranks count as lost."""
     seed: Unsigned = 0
     """Seed of everything random: initial weights, dropout, sampling, shuffling."""
@@ -230,7 +251,7 @@ class TrainConfig(Config):
     """Share of the ranks that must have reached an event time for it to count."""
     delta_embedding_dump_config: DeltaEmbeddingDumpConfig | None = without_effect("use train_config.publish")
     """tzrec's dump of changed rows."""
-    steps_per_round: Positive = 1
+    steps_per_round: int = Field(default=1, gt=0, le=65536)
     """Steps between two agreements of the ranks; so many that a round lasts 50 ms or more."""
     progressive_window_s: float = Field(default=3600.0, gt=0, allow_inf_nan=False)
     """Event time, in seconds, of one window of progressive validation. Windows begin at its multiples."""

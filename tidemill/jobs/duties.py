@@ -132,12 +132,24 @@ def checkpoint_duty(saver: Saver, config: TrainConfig, restored: Restored) -> Du
     return duty
 
 
-def cut_duty(run: Run, publication: Publication, probes: Probes, feed: DataFeed, examples: Callable[[], int]) -> Duty:
-    """Releases as the config says."""
+def cut_duty(
+    run: Run,
+    publication: Publication,
+    probes: Probes,
+    feed: DataFeed,
+    examples: Callable[[], int],
+    is_paused: Callable[[], bool],
+) -> Duty:
+    """Releases as the config says. While paused there is none, the last one included; what has changed waits for the next cut.
+
+    `is_paused`: the same on all ranks at the same SyncPoint.
+    """
     publish, publisher = run.config.train_config.publish, publication.publisher
     first_step = run.start.own.step if run.start.own else 0
 
     def cut(point: SyncPoint) -> int:
+        if is_paused():
+            return 0
         moment = Moment(
             step=point.last_step,
             examples=examples(),

@@ -9,14 +9,18 @@ from typing import Any
 
 from tidemill import logs
 from tidemill.cadence import EverySeconds, EverySteps, SyncPoint, Trigger
+from tidemill.checkpoint.best import evaluation_of
 from tidemill.checkpoint.manager import CheckpointManager
 from tidemill.data.loader import RowCounts
 from tidemill.data.split import SplitId
 from tidemill.jobs.feed import DataFeed
 from tidemill.jobs.learner import Learner
 from tidemill.jobs.place import place_of
+from tidemill.jobs.restore import Restored
 from tidemill.jobs.run import Run
+from tidemill.jobs.start import from_rank_zero
 from tidemill.lineage.handover import validate_handover
+from tidemill.lineage.quality import QualityBounds, QualityWatch
 from tidemill.lineage.records import Retirement, RunRecorder, retire
 from tidemill.lineage.reporter import HandoverThread, Point, Successor, handover_settings
 from tidemill.publish.publisher import Publisher
@@ -45,6 +49,7 @@ class Figures:
     feed: DataFeed
     collect: Collect
     """Every rank's arrays; collective."""
+    quality: QualityWatch | None
 
 
 class Reporter:
@@ -62,7 +67,9 @@ class Reporter:
 
     def report(self, point: SyncPoint) -> int:
         """After a round; a line in the log every `log_steps`. Collective: a window that is over is made of all ranks' rows."""
-        self._figures.progressive.close_windows(point.watermark, self._figures.collect)
+        for window in self._figures.progressive.close_windows(point.watermark, self._figures.collect):
+            if self._figures.quality is not None:
+                self._figures.quality.observe(window)
         self._tell_idle()
         if self._handover is not None:
             self._handover.report(self._point(point.last_step, point.watermark))
@@ -172,6 +179,22 @@ def open_handover(run: Run) -> HandoverThread | None:
     thread.start()
     run.resources.callback(thread.stop)
     return thread
+
+
+def open_quality(run: Run, restored: Restored) -> QualityWatch | None:
+    """What pauses publication, if the config asks for it; it knows the daily model's evaluation if there is one. Collective."""
+    config = run.config.train_config.publish.quality
+    if config is None or not run.config.train_config.publish.enabled:
+        return None
+    bounds = QualityBounds(config.min_events, config.auc, config.normalized_entropy, config.calibration, config.hold_s)
+    parent, storage = run.start.parent, run.start.parent_storage
+    frozen = {}
+    if parent is not None and storage is not None:
+        step = parent.step
+        frozen = from_rank_zero(run.agreement, run.rank, lambda: evaluation_of(storage, step))
+    watch = QualityWatch(bounds, reference_windows=config.reference_windows, frozen=frozen, tells=run.rank == 0)
+    restored.load("quality", watch)
+    return watch
 
 
 def retire_lineage(run: Run, handover: HandoverThread, last_sequence: int | None) -> str:

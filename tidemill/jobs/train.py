@@ -34,7 +34,7 @@ from tidemill.jobs.feed import DataFeed
 from tidemill.jobs.learner import Learner, build_learner
 from tidemill.jobs.positions import find_positions, renew
 from tidemill.jobs.publication import Probes, Publication
-from tidemill.jobs.report import Figures, Reporter, open_handover, report_duty, retire_lineage
+from tidemill.jobs.report import Figures, Reporter, open_handover, open_quality, report_duty, retire_lineage
 from tidemill.jobs.restore import Restored, restore, saved_positions
 from tidemill.jobs.run import Run, open_recorder, open_run
 from tidemill.jobs.signals import StopSignals
@@ -125,6 +125,7 @@ class _Job:
         self.publication = _open_publication(run, self.learner, restored, self.touched)
         self.handover = open_handover(run)
         self.progressive = _progressive(run, self.learner, restored)
+        self.quality = open_quality(run, restored)
         self.manager = CheckpointManager(
             run.storage,
             run.start.writer,
@@ -150,6 +151,7 @@ class _Job:
             self._rows,
             self.feed,
             run.agreement.collect,
+            self.quality,
         )
         self.reporter = Reporter(figures, recorder, self.handover, config.log_step_count_steps, restored.step)
         self.loop = TrainingLoop(
@@ -203,9 +205,12 @@ class _Job:
         run, publication = self.run, self.publication
         stateful: dict[str, Stateful] = {"progressive": self.progressive, "interval": self.interval}
         cut = None
+        if self.quality:
+            stateful["quality"] = self.quality
         if publication:
             stateful |= {"touched": publication.touched, "cursor": publication.cursor}
-            cut = cut_duty(run, publication, Probes(run, self.learner), self.feed, self.examples)
+            is_paused = self._is_paused
+            cut = cut_duty(run, publication, Probes(run, self.learner), self.feed, self.examples, is_paused)
         saver = Saver(run, self.learner, self.feed, self.manager, Staging(), stateful, self.examples, self.touched)
         checkpoint = checkpoint_duty(saver, run.config.train_config, restored)
         return Duties(
@@ -222,6 +227,9 @@ class _Job:
         if self.handover:
             checks.append(partial(self._take_verdict, self.handover))
         return checks
+
+    def _is_paused(self) -> bool:
+        return self.quality is not None and self.quality.paused
 
     def _take_verdict(self, handover: HandoverThread) -> None:
         if handover.verdict:

@@ -138,10 +138,18 @@ class ProgressiveMetrics:
         return tuple(self._tell(number, merged[number]) for number in sorted(merged))
 
     def state(self) -> dict[str, Any]:
-        return {**_arrays(self._windows), "history": [window.model_dump(mode="json") for window in self._history]}
+        return {
+            "window_s": self._settings.window_s,
+            **_arrays(self._windows),
+            "history": [window.model_dump(mode="json") for window in self._history],
+        }
 
     def load_state(self, states: list[dict[str, Any]]) -> None:
-        """The open windows of all ranks that saved become rank 0's; the caller loads them there only."""
+        """The open windows of all ranks that saved become rank 0's; the caller loads them there only.
+
+        Windows of another length than ours, which a changed config may bring, can't be gone on with, and are dropped.
+        """
+        states = [state for state in states if state.get("window_s") == self._settings.window_s]
         if states:
             # All ranks remember the same windows, but rank 0 knows those of earlier runs too.
             self._history.extend(WindowFigures.model_validate(window) for window in states[0].get("history", ()))
