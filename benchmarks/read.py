@@ -325,7 +325,7 @@ def file_cases(table: pa.Table, folder: Path) -> Iterator[Case]:
 
     def bare_csv() -> Iterator[int]:
         options = pc.ConvertOptions(column_types=types)
-        with pc.open_csv(text, read_options=pc.ReadOptions(block_size=2 << 20), convert_options=options) as file:
+        with pc.open_csv(text, convert_options=options) as file:
             for batch in file:
                 yield batch.num_rows
 
