@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 
 import fsspec
@@ -16,7 +17,7 @@ from tidemill.data.assignment import plan
 from tidemill.data.intervals import NOTHING
 from tidemill.data.progress import Progress, verify_splits
 from tidemill.data.sources.csv import CsvConfig, CsvSource
-from tidemill.data.sources.files import locate
+from tidemill.data.sources.files import FileSet, locate
 from tidemill.data.sources.parquet import ParquetConfig, ParquetSource
 from tidemill.data.split import Provenance
 from tidemill.errors import ConfigError, DataError, MissingExtraError, SourceChangedError, StorageError
@@ -210,6 +211,20 @@ def test_a_pattern_follows_links_to_folders_and_a_tree_doesnt(tmp_path):
     assert train(Parquet.source(f"{tmp_path}/data/*/*.parquet"))[0] == ids((0, 3))
     with pytest.raises(DataError, match="no Parquet file matches"):
         Parquet.source(f"{tmp_path}/data/**/*.parquet").discover()
+
+
+def test_a_link_to_nothing_isnt_left_out_silently(tmp_path):
+    (tmp_path / "a.parquet").touch()
+    (tmp_path / "b.parquet").symlink_to("nowhere")
+    with pytest.raises(DataError, match=r"b\.parquet: a link to something that isn't there"):
+        FileSet(f"{tmp_path}/*.parquet", "Parquet file", "*.parquet").find()
+    assert [file.path for file in FileSet(f"{tmp_path}/a*", "Parquet file", "*.parquet").find()] == [f"{tmp_path}/a.parquet"]
+
+
+def test_a_name_that_isnt_text_is_told(tmp_path):
+    open(os.fsencode(tmp_path) + b"/\xff.parquet", "wb").close()
+    with pytest.raises(DataError, match=r"udcff\.parquet': the name isn't UTF-8"):
+        FileSet(f"{tmp_path}/*.parquet", "Parquet file", "*.parquet").find()
 
 
 def test_one_pattern_of_several_that_matches_nothing_is_named(store):

@@ -2,6 +2,8 @@
 
 import os
 import shutil
+from contextlib import closing
+from functools import partial
 
 import fsspec
 import numpy as np
@@ -73,6 +75,24 @@ def test_missing_column_names_file_and_column(tmp_path):
     write(tmp_path / "a.parquet", 0, 3)
     with pytest.raises(SchemaError, match=r"a\.parquet: no column 'price'; it has event_id, event_time, value"):
         source(tmp_path / "*.parquet", columns=["price"]).discover()
+
+
+def test_a_column_that_is_there_twice_is_named(tmp_path):
+    numbers = pa.array([1, 2])
+    pq.write_table(pa.Table.from_arrays([numbers, numbers], names=["id", "id"]), tmp_path / "a.parquet")
+    with pytest.raises(SchemaError, match=r"a\.parquet: it has column 'id' twice"):
+        source(tmp_path / "*", columns=["id"]).discover()
+
+
+def test_a_file_that_is_cut_short_while_it_is_read_is_an_error_and_kills_nobody(tmp_path):
+    path = tmp_path / "a.parquet"
+    write(path, 0, 200_000, row_group_size=1000)
+    opened = source(path)
+    with closing(opened.open(opened.discover()[0], None, IntervalSet())) as reader:
+        assert reader.read(1.0) is not None
+        os.truncate(path, 1000)
+        with pytest.raises(DataError, match=r"a\.parquet: its rows can't be read; it is damaged, or has changed"):
+            list(iter(partial(reader.read, 1.0), None))
 
 
 def test_drift_between_files_names_file_column_and_types(tmp_path):

@@ -7,8 +7,12 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Unsigned = Annotated[int, Field(ge=0)]
-Positive = Annotated[int, Field(gt=0)]
+# What numpy, torch and the client libraries can hold.
+_LARGEST = 2**63 - 1
+
+Unsigned = Annotated[int, Field(ge=0, le=_LARGEST)]
+Positive = Annotated[int, Field(gt=0, le=_LARGEST)]
+Threads = Annotated[int, Field(gt=0, le=1024)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 

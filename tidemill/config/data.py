@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from tidemill.config.base import Config, Positive, Seconds, Share, Unsigned, later, not_yet, without_effect
+from tidemill.config.base import Config, Positive, Seconds, Share, Threads, Unsigned, later, not_yet, without_effect
 from tidemill.config.maxcompute import MaxComputeConfig
 from tidemill.config.messages import DeadLetterConfig, SchemaRegistryConfig
 from tidemill.config.sampler import (
@@ -128,6 +128,9 @@ class KafkaConfig(Config):
         names = tuple(name.strip() for text in topics for name in text.split(","))
         if not all(names):
             raise ValueError("a topic without a name")
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"topic {twice!r} is named twice")
         return names
 
 
@@ -243,9 +246,9 @@ class DataConfig(Config):
     in_order: bool = True
     """Train batches in the order of the rows. If not, whichever is ready first comes first: each row still once, but no run
     repeats another. A stream's are always in order."""
-    reader_threads: Positive = 1
+    reader_threads: Threads = 1
     """Threads of a rank that read files or tables, each a stretch of the rank's rows of its own. A stream is read by one."""
-    transform_threads: Positive = 1
+    transform_threads: Threads = 1
     """Threads of a rank that compute features."""
     kafka: KafkaConfig | None = None
     """The topic, if dataset_type is KafkaDataset and the input path isn't a `kafka://` address."""

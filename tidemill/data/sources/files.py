@@ -64,11 +64,15 @@ class Place:
         root = before[: before.rfind("/") + 1]
         depth = None if "**" in path else path[len(root) :].count("/") + 1
         wanted = re.compile(glob_translate(path))
-        return [self.found(info) for info in self._tree(root, depth) if wanted.match(info["name"])]
+        infos = [info for info in self._tree(root, depth) if wanted.match(info["name"])]
+        broken = next((info["name"] for info in infos if info.get("is_broken")), None)
+        if broken is not None:
+            raise DataError(f"{broken}: a link to something that isn't there")
+        return [self.found(info) for info in infos]
 
     def tree(self, path: str) -> list[FoundFile]:
         """All files below a folder, at any depth. Raises OSError: a part that can't be listed is never left out."""
-        return [self.found(info) for info in self._tree(path, None)]
+        return [self.found(info) for info in self._tree(path, None) if not info.get("is_broken")]
 
     def _tree(self, path: str, depth: int | None) -> Iterator[dict[str, Any]]:
         # Listings that the client remembers may be older than the newest files.
@@ -100,11 +104,12 @@ class Place:
         except FileNotFoundError:
             raise _gone(path) from None
 
-    def open(self, path: str, *, mapped: bool = False) -> pa.NativeFile:
-        """A file by its name here; `mapped`: into memory, if it is local. Raises like `stat`."""
+    def open(self, path: str) -> pa.NativeFile:
+        """A file by its name here. Raises like `stat`."""
         try:
+            # Not mapped into memory: whoever cuts a mapped file short kills the process that reads it.
             if self.is_local:
-                return pa.memory_map(path) if mapped else pa.OSFile(path)
+                return pa.OSFile(path)
             with reading(path):
                 return pa.PythonFile(self.files.open(path.removeprefix(self.prefix), "rb"), mode="r")
         except FileNotFoundError:
@@ -121,6 +126,8 @@ def _scan(path: str, depth: int | None) -> Iterator[dict[str, Any]]:
             # As in a shell, "*" follows links to folders and "**" doesn't: they may lead in a circle.
             elif entry.is_dir(follow_symlinks=depth is not None) and depth != 1:
                 yield from _scan(entry.path, None if depth is None else depth - 1)
+            elif entry.is_symlink() and not os.path.exists(entry.path):
+                yield {"name": entry.path, "size": 0, "is_broken": True}
 
 
 def locate(url: str) -> tuple[Place, str]:
@@ -163,6 +170,9 @@ class FileSet:
             found |= {file.path: file for file in matches}
         if not found:
             raise DataError(f"no {self._what} is named: the list of paths is empty")
+        foreign = next((path for path in found if not _is_text(path)), None)
+        if foreign is not None:
+            raise DataError(f"{foreign!a}: the name isn't UTF-8, so no position could name the file; rename it")
         return [found[path] for path in sorted(found)]
 
     def place(self, path: str) -> Place:
@@ -212,6 +222,14 @@ def compare(split: SplitId, saved: dict[str, Any], found: dict[str, Any], keys: 
         raise SourceChangedError(
             f"{split} changed since it was first read ({'; '.join(differences)}); restore it, or start a new run"
         )
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _gone(path: str) -> SourceChangedError:

@@ -13,12 +13,12 @@ from tidemill.errors import DataError
 
 
 class IpcRows:
-    """An open file. Raises DataError if it isn't one. Its rows are counted by reading it, which for memory maps costs little."""
+    """An open file. Raises DataError if it isn't one. Its rows are counted by reading it, column by needed column."""
 
     def __init__(self, place: Place, path: str, columns: list[str]) -> None:
         self._path = path
         self._columns = columns
-        self._stream = place.open(path, mapped=True)
+        self._stream = place.open(path)
         try:
             with reading(path):
                 self._file = pa.ipc.open_file(self._stream)

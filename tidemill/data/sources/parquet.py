@@ -106,6 +106,8 @@ class ParquetSource(Source):
         for name in self._needed(schema):
             if name not in schema.names:
                 raise SchemaError(f"{path}: no column {name!r}; it has {', '.join(schema.names)}")
+            if schema.names.count(name) > 1:
+                raise SchemaError(f"{path}: it has column {name!r} twice")
             found = schema.field(name).type
             if pa.types.is_null(found):
                 continue
@@ -134,8 +136,8 @@ class ParquetRows:
         self._path = path
         self._types = types or {}
         self._columns = columns
-        self._stream = place.open(path, mapped=True)
-        # Memory maps need no read-ahead; remote column chunks are better fetched in few large requests.
+        self._stream = place.open(path)
+        # Local files need no read-ahead; remote column chunks are better fetched in few large requests.
         try:
             with reading(path):
                 self._file = pq.ParquetFile(self._stream, pre_buffer=not place.is_local)
@@ -203,7 +205,7 @@ def read_footer(place: Place, file: FoundFile) -> Footer:
     """What the end of a file says. Raises DataError if it isn't Parquet's."""
     if file.size < _TAIL:
         raise DataError(f"{file.path}: not a Parquet file ({file.size} bytes)")
-    with reading(file.path), place.open(file.path, mapped=True) as stream:
+    with reading(file.path), place.open(file.path) as stream:
         stream.seek(file.size - _TAIL)
         length = int.from_bytes(stream.read(4), "little")
         stream.seek(max(0, file.size - _TAIL - length))
