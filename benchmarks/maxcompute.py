@@ -1,6 +1,7 @@
 """Rows per second from the MaxCompute emulator: the bare pyodps client against our whole path, session to RawBatch.
 
-Both read the same rows, by turns; the emulator runs in a process of its own. Prints a table, then one line of JSON.
+Both read the same rows, by turns and in changing order, session and all; the emulator runs in a process of its own. CPU is that
+of the reading process alone. Prints a table, then one line of JSON.
 
     python -m benchmarks.maxcompute [ROWS]
 """
@@ -9,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
 import sys
 import tempfile
 import time
@@ -27,7 +27,7 @@ from tidemill.data.assignment import assign
 from tidemill.data.sources.maxcompute.source import MaxComputeSource, MaxComputeSourceConfig
 from tidemill.testing.maxcompute import MaxComputeProcess
 
-TURNS = 5
+TURNS = 7
 MAX_BATCH_ROWS = 4096
 """The client's own default."""
 PATIENCE_S = 60.0
@@ -72,37 +72,41 @@ def ours(endpoint: str, columns: list[str], compression: Compression) -> int:
             rows += raw.num_rows if raw is not None else 0
 
 
-def pairs(rows: int, *reads: Callable[[], int]) -> list[list[float]]:
-    """Rows per second of each way to read, turn by turn; a first turn warms everything up."""
-    found: list[list[float]] = [[] for _ in reads]
+def pairs(rows: int, *reads: Callable[[], int]) -> np.ndarray:
+    """(turns, ways to read, 2): rows per second, and per second of CPU; a first turn warms everything up."""
+    found = np.zeros((TURNS + 1, len(reads), 2))
     for turn in range(TURNS + 1):
-        for rates, read in zip(found, reads, strict=True):
-            start = time.perf_counter()
-            assert read() == rows
-            if turn:
-                rates.append(rows / (time.perf_counter() - start))
-    return found
+        for place in range(len(reads)) if turn % 2 else reversed(range(len(reads))):
+            start, start_cpu = time.perf_counter(), time.process_time()
+            assert reads[place]() == rows
+            found[turn, place] = rows / (time.perf_counter() - start), rows / (time.process_time() - start_cpu)
+    return found[1:]
 
 
 def main() -> None:
-    rows = int(sys.argv[1]) if len(sys.argv) > 1 else 300_000
+    rows = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
     data = table(rows)
     results = []
     with tempfile.TemporaryDirectory() as folder, MaxComputeProcess(folder) as emulator:
         emulator.add_table("prj", "rates", {"": data})
         odps = ODPS("id", "secret", project="prj", endpoint=emulator.endpoint)
         client = StorageApiArrowClient(odps, odps.get_table("rates"))
-        print("columns  compression   bare rows/s    ours rows/s   ours/bare (median of pairs, least to most)")
+        print(f"{'columns':>7}  {'compression':12} {'bare rows/s':>12} {'ours':>12}  {'ratio (middle half)':19}"
+              f" {'bare / CPU s':>13} {'ours':>12}  ratio (middle half)")  # fmt: skip
         for columns in (data.column_names[:5], data.column_names):
             for compression in Compression:
                 reads = partial(bare, client, columns, compression), partial(ours, emulator.endpoint, columns, compression)
-                first, second = pairs(rows, *reads)
-                shares = sorted(b / a for a, b in zip(first, second, strict=True))
-                rates = statistics.median(first), statistics.median(second)
-                print(f"{len(columns):7}  {compression.name:12} {rates[0]:12,.0f}   {rates[1]:12,.0f}   "
-                      f"{statistics.median(shares):.2f} ({shares[0]:.2f} to {shares[-1]:.2f})")  # fmt: skip
-                results.append({"columns": len(columns), "compression": compression.name, "bare_rows_per_s": round(rates[0]),
-                                "rows_per_s": round(rates[1]), "share": round(statistics.median(shares), 3)})  # fmt: skip
+                found = pairs(rows, *reads)
+                (first, first_cpu), (second, second_cpu) = np.median(found, axis=0)
+                # Within a turn: what else the machine does is shared.
+                quarters = np.quantile(found[:, 1] / found[:, 0], [0.25, 0.5, 0.75], axis=0)
+                shares = [f"{middle:.2f} ({least:.2f} to {most:.2f})" for least, middle, most in quarters.T]
+                print(f"{len(columns):7}  {compression.name:12} {first:12,.0f} {second:12,.0f}  {shares[0]:19}"
+                      f" {first_cpu:13,.0f} {second_cpu:12,.0f}  {shares[1]}", flush=True)  # fmt: skip
+                results.append({"columns": len(columns), "compression": compression.name, "bare_rows_per_s": round(first),
+                                "rows_per_s": round(second), "share": round(quarters[1, 0], 3),
+                                "bare_rows_per_cpu_s": round(first_cpu), "rows_per_cpu_s": round(second_cpu),
+                                "share_cpu": round(quarters[1, 1], 3)})  # fmt: skip
     print(json.dumps({"rows": rows, "load": os.getloadavg()[0], "results": results}))
 
 
