@@ -168,6 +168,9 @@ def test_missing_and_doubled_columns_are_named(tmp_path):
     with pytest.raises(SchemaError, match=r"b\.csv: no column 'n'; it has id, m"):
         source(tmp_path / "*.csv").discover()
     (tmp_path / "b.csv").write_text("id,n,n\n")
+    (tmp_path / "c.csv").write_bytes("id,n\n".encode("utf-16"))
+    with pytest.raises(SchemaError, match=r"c\.csv, line 1: no header that can be read, which has to be UTF-8 text"):
+        source(tmp_path / "c.csv").discover()
     with pytest.raises(SchemaError, match=r"b\.csv: its header names column 'n' twice"):
         source(tmp_path / "b.csv").discover()
     (tmp_path / "b.csv").write_text("")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import numpy as np
 import orjson
@@ -12,6 +13,7 @@ import torch
 
 from tidemill.clock import ManualClock
 from tidemill.data.split import Delivery, Provenance, Run, Scattered, SplitId
+from tidemill.errors import StorageError
 from tidemill.features.batch import Batch, IdColumns
 from tidemill.training.observers import LateRows, ScoreLog, StepLog, read_scores
 
@@ -97,7 +99,14 @@ def test_a_line_that_does_not_fit_on_the_disk_is_an_error(tmp_path, clock, monke
     log = StepLog(tmp_path / "steps.jsonl", clock=clock)
     whole = os.write
     monkeypatch.setattr(os, "write", lambda fd, data: whole(fd, data[:10]))
-    with pytest.raises(OSError, match=r"steps\.jsonl: only 10 of \d+ bytes of step 3"):
+    with pytest.raises(StorageError, match=r"steps\.jsonl: only 10 of \d+ bytes of step 3"):
+        log.entering(3, delivery(["a"]).provenance)
+    log.close()
+
+
+def test_a_disk_that_is_full_is_a_store_that_failed(clock):
+    log = StepLog(Path("/dev/full"), clock=clock)
+    with pytest.raises(StorageError, match=r"/dev/full: No space left on device"):
         log.entering(3, delivery(["a"]).provenance)
     log.close()
 

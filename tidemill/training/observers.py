@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from tidemill.clock import Clock, SystemClock
 from tidemill.data.split import Delivery, Provenance
+from tidemill.errors import StorageError
 
 if TYPE_CHECKING:
     from tidemill.features.batch import Batch
@@ -51,16 +52,25 @@ class StepLog:
 
     def entering(self, step: int, provenance: Provenance) -> None:
         data = step_line(step, self._clock.time(), provenance)
-        written = os.write(self._fd, data)
+        with _writing(self._path):
+            written = os.write(self._fd, data)
         if written != len(data):
             # A second write for the rest could leave a line in two pieces, with another's between them.
-            raise OSError(f"{self._path}: only {written} of {len(data)} bytes of step {step} were written; is the disk full?")
+            raise StorageError(f"{self._path}: only {written} of {len(data)} bytes of step {step} were written; is the disk full?")
 
     def trained(self, step: int, delivery: Delivery[Batch], outputs: dict[str, np.ndarray]) -> None:
         return
 
     def close(self) -> None:
         os.close(self._fd)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"{path}: {error.strerror or error}") from error
 
 
 def step_line(step: int, at: float, provenance: Provenance) -> bytes:
@@ -84,6 +94,7 @@ class ScoreLog:
 
     def __init__(self, path: Path, *, label: str, output: str = "probs", clock: Clock | None = None) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
         self._file = path.open("wb")
         self._label = label
         self._output = output
@@ -114,14 +125,15 @@ class ScoreLog:
         self._flushed_at = self._clock.monotonic()
         if not self._rows:
             return
-        if self._writer is None:
-            self._schema = self._rows[0].schema
-            self._writer = pa.ipc.new_stream(self._file, self._schema)
-        for rows in self._rows:
-            # A column without a value in one batch, say, has another type there, and a stream has one schema.
-            self._writer.write_batch(rows if rows.schema.equals(self._schema) else rows.cast(self._schema))
-        self._rows.clear()
-        self._file.flush()
+        with _writing(self._path):
+            if self._writer is None:
+                self._schema = self._rows[0].schema
+                self._writer = pa.ipc.new_stream(self._file, self._schema)
+            for rows in self._rows:
+                # A column without a value in one batch, say, has another type there, and a stream has one schema.
+                self._writer.write_batch(rows if rows.schema.equals(self._schema) else rows.cast(self._schema))
+            self._rows.clear()
+            self._file.flush()
 
     def close(self) -> None:
         self.flush()

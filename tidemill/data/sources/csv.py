@@ -208,7 +208,10 @@ class CsvSource(Source):
             raise SchemaError(f"{text.path}: no header in its first line")
         block = _Block(start[: found.size], 0, 1, 1, 0, 1)
         plain = [str(number) for number in range(found.odd_values)]
-        row = self._arrow(block, plain, dict.fromkeys(plain, pa.string())).to_pylist()[0]
+        try:
+            row = self._arrow(block, plain, dict.fromkeys(plain, pa.string())).to_pylist()[0]
+        except pa.ArrowException as error:
+            raise SchemaError(f"{text.path}, line 1: no header that can be read, which has to be UTF-8 text ({error})") from None
         names = [str(row[name]).strip() for name in plain]
         twice = [name for name in self._types if names.count(name) > 1]
         if twice:
