@@ -1,6 +1,7 @@
 """What is particular to a folder that is read as a stream."""
 
 import json
+import os
 import shutil
 import time
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from tidemill.data.progress import Progress, verify_splits
 from tidemill.data.sources import taken
 from tidemill.data.sources.folder import FolderSource
 from tidemill.data.split import Provenance
-from tidemill.errors import DataError, SchemaError, SourceChangedError
+from tidemill.errors import DataError, SchemaError, SourceChangedError, StorageError
 from tidemill.testing.source_contract import numbered
 
 SETTINGS = {"poll_s": 0.005, "num_splits": 2, "incomplete_timeout_s": 0.05, "outage_timeout_s": 0.0}
@@ -380,6 +381,42 @@ def test_a_store_that_is_away_for_a_moment_is_asked_again(tmp_path, monkeypatch)
     monkeypatch.setattr(made.place.files, "find", flaky)
     with run(made) as it:
         assert it.read(3) == [0, 1, 2]
+
+
+def test_a_folder_that_is_gone_isnt_an_empty_one(tmp_path, monkeypatch):
+    """Else a file system that wasn't mounted for a while would have its files forgotten, and trained again."""
+    monkeypatch.setattr(taken, "_FORGET_AFTER_S", 0.0)
+    folder, away = tmp_path / "in", tmp_path / "away"
+    folder.mkdir()
+    write(folder, "a.parquet", 0, 3)
+    with run(source(folder, outage_timeout_s=60)) as it:
+        assert it.read(3) == [0, 1, 2]
+        folder.rename(away)
+        assert it.reader.read(0.1) is None
+        it.states()
+        write(away, "b.parquet", 3, 5)
+        away.rename(folder)
+        assert it.read(2) == [3, 4]
+    with run(source(folder)) as it:
+        folder.rename(away)
+        with pytest.raises(StorageError, match=r"/in: the folder is gone"):
+            it.read(6)
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
+def test_a_column_that_is_there_twice_is_named(tmp_path, name):
+    table = numbered(0, 3)
+    write(tmp_path, name, 0, 3, table.append_column("value", table["value"]))
+    made = source(tmp_path, pattern="*")
+    with run(made) as it, pytest.raises(SchemaError, match=r"a\.\w+: it has column 'value' twice"):
+        it.read(3)
+
+
+def test_a_name_that_isnt_text_is_told(tmp_path):
+    write(tmp_path, "a.parquet", 0, 3)
+    (tmp_path / os.fsdecode(b"\xff.parquet")).touch()
+    with run(source(tmp_path)) as it, pytest.raises(DataError, match=r"udcff\.parquet': the name isn't UTF-8"):
+        it.read(4)
 
 
 def test_reads_behind_urls():

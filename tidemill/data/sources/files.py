@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -170,9 +170,7 @@ class FileSet:
             found |= {file.path: file for file in matches}
         if not found:
             raise DataError(f"no {self._what} is named: the list of paths is empty")
-        foreign = next((path for path in found if not _is_text(path)), None)
-        if foreign is not None:
-            raise DataError(f"{foreign!a}: the name isn't UTF-8, so no position could name the file; rename it")
+        require_text(found)
         return [found[path] for path in sorted(found)]
 
     def place(self, path: str) -> Place:
@@ -224,12 +222,13 @@ def compare(split: SplitId, saved: dict[str, Any], found: dict[str, Any], keys: 
         )
 
 
-def _is_text(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+def require_text(paths: Iterable[str]) -> None:
+    """Raise DataError naming the first path that isn't UTF-8."""
+    for path in paths:
+        try:
+            path.encode()
+        except UnicodeEncodeError:
+            raise DataError(f"{path!a}: the name isn't UTF-8, so no position could name the file; rename it") from None
 
 
 def _gone(path: str) -> SourceChangedError:

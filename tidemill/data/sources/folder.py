@@ -26,7 +26,7 @@ from tidemill.data.messages.columns import Fitting
 from tidemill.data.messages.decoder import ColumnError, Columns
 from tidemill.data.source import Source, SplitReader
 from tidemill.data.sources.file_rows import Piece, raw_batch, times_of
-from tidemill.data.sources.files import FoundFile, locate, reading
+from tidemill.data.sources.files import FoundFile, locate, reading, require_text
 from tidemill.data.sources.ipc import IpcRows
 from tidemill.data.sources.parquet import ParquetRows
 from tidemill.data.sources.taken import TakenFile, TakenFiles
@@ -134,6 +134,11 @@ class FolderSource(Source):
                 found = self.place.tree(self.root)
         except OSError as error:
             raise StorageError(f"{self.url}: {type(error).__name__}: {error}") from error
+        # In an object store a folder is nothing but its files. A local one that is gone isn't an empty one: what it held would be
+        # forgotten, and read again once it is back.
+        if not found and self.place.is_local and not self.place.files.isdir(self.root):
+            raise StorageError(f"{self.url}: the folder is gone")
+        require_text(file.path for file in found)
         files = {file.path.removeprefix(self.url).lstrip("/"): file for file in found}
         return {name: file for name, file in files.items() if self._counts(name)}
 
@@ -142,14 +147,17 @@ class FolderSource(Source):
         return zlib.crc32(name.encode()) % self.config.num_splits
 
     def rows(self, name: str) -> Rows:
-        """A file, opened. Raises DataError if it can't be read, SchemaError naming a column that it lacks."""
+        """A file, opened. Raises DataError if it can't be read, SchemaError naming a column that it lacks, or has twice."""
         path = self.path(name)
         rows: Rows = (IpcRows if name.endswith(_IPC) else ParquetRows)(self.place, path, list(self.columns))
-        missing = [column for column in self.columns if column not in rows.schema.names]
-        if missing or rows.num_rows >> FILE_ROW_BITS:
+        names = rows.schema.names
+        wrong = [column for column in self.columns if names.count(column) != 1]
+        if wrong or rows.num_rows >> FILE_ROW_BITS:
             rows.close()
-            if missing:
-                raise SchemaError(f"{path}: no column {missing[0]!r}; it has {', '.join(rows.schema.names)}")
+            if wrong and wrong[0] in names:
+                raise SchemaError(f"{path}: it has column {wrong[0]!r} twice")
+            if wrong:
+                raise SchemaError(f"{path}: no column {wrong[0]!r}; it has {', '.join(names)}")
             raise DataError(f"{path}: {rows.num_rows} rows are too many for one file")
         return rows
 
