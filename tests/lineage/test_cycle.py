@@ -69,6 +69,12 @@ def test_addresses_stay_as_they_are(tmp_path: Path) -> None:
         ("tolerance_s: 60", "tolerance_s: .nan", r"cycle.yaml:8: handover.tolerance_s"),
         ("tolerance_s: 60", "policy: soon", r"cycle.yaml:8: handover.policy: unknown value 'soon'"),
         ("handover:", "boundary: {times: {'20240231': 1.0}}\nhandover:", r"cycle.yaml:8: boundary.times"),
+        ("handover:", "schedule: {cron: '0 1 * *', first_date: '20240101'}\nhandover:", r"cycle.yaml:8: schedule.cron: .*5 fields"),
+        (
+            "handover:",
+            "schedule: {cron: '0 1 * * *', first_date: today}\nhandover:",
+            r"cycle.yaml:8: schedule: 'today' isn't a date",
+        ),
         ("root:", "root: [", r"cycle.yaml:\d+: not YAML"),
     ],
 )

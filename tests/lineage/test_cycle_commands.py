@@ -104,3 +104,15 @@ def test_render_writes_a_service_or_nodes_and_names_what_is_missing(cycle: Path)
     names = ["deploy.py", "full_export.sh", "nodes.json", "service.json", "train_daily.sh", "train_stream.sh"]
     assert sorted(path.name for path in output.iterdir()) == names
     assert CliRunner().invoke(app, [*arguments, "eas", "--date", "tomorrow"]).exit_code == 2
+
+
+def test_plan_without_a_date_tells_what_is_due(cycle: Path) -> None:
+    without = CliRunner().invoke(app, ["plan", str(cycle)])
+    assert without.exit_code == 2
+    assert "schedule: the cycle's config needs this section" in without.output
+    cycle.write_text(
+        cycle.read_text() + "schedule: {cron: '0 1 * * *', first_date: '20240101'}\nboundary: {times: {'20240103': 9.0e+9}}\n"
+    )
+    assert CliRunner().invoke(app, ["plan", str(cycle)]).output == "20240101 train_daily\n20240102 run\n"
+    deploy(LocalStorage(cycle.parent / "root"), "lineages/20240102", "d", "by hand")
+    assert CliRunner().invoke(app, ["plan", str(cycle)]).output == "nothing is due\n"

@@ -17,7 +17,7 @@ import tidemill
 from tidemill import logs
 from tidemill.contracts import layout
 from tidemill.errors import DeadlineError, LineageError
-from tidemill.lineage.cycle import CycleConfig, StepName
+from tidemill.lineage.cycle import CycleConfig, ScheduleConfig, StepName
 from tidemill.lineage.deployments import deploy, deployments, newest_deployment
 from tidemill.lineage.eas import EasConfig
 from tidemill.lineage.orchestrators.local import SERVER, LocalCycle, child_name
@@ -294,3 +294,57 @@ def test_the_command_runs_a_date_and_sigterm_ends_it_in_good_order(tmp_path: Pat
         process.wait()
     (run,) = run_records(root, prefix=layout.lineage(DAY1))
     assert run.status == "interrupted"
+
+
+def test_a_schedule_catches_up_and_keeps_one_stream(tmp_path: Path, root: LocalStorage) -> None:
+    """Two days are due at the start: the first joins the daily line only; the second is streamed and deployed. Again: no change."""
+    config = cycle_config(tmp_path, server=False)
+    schedule = ScheduleConfig(cron="* * * * *", first_date=DAY1, retry_s=0.1)
+    times = {DAY1: time.time() - 600.0, DAY2: time.time() - 500.0, DAY3: time.time() + 9e6}
+    boundary = config.boundary.model_copy(update={"times": times})
+    config = config.model_copy(update={"schedule": schedule, "boundary": boundary})
+    failing = config.model_copy(update={"daily": config.daily.model_copy(update={"edits": {"fail": True}})})
+
+    def run(config: CycleConfig, until: Callable[[LocalCycle], bool]) -> None:
+        with LocalCycle(config, poll_s=0.05) as cycle:
+            thread = threading.Thread(target=cycle.run_schedule)
+            thread.start()
+            try:
+                eventually(lambda: until(cycle))
+            finally:
+                cycle.request_stop()
+                thread.join(30.0)
+            assert not thread.is_alive()
+
+    run(failing, lambda cycle: len(run_records(root, prefix=layout.daily(DAY1))) >= 2)
+    assert not run_records(root, prefix=layout.daily(DAY2)), "a later day waits for one whose table is late"
+    run(config, lambda cycle: newest_deployment(root) is not None)
+    assert [deployment.lineage for deployment in deployments(root)] == [layout.lineage(DAY2)]
+    assert not run_records(root, prefix=layout.lineage(DAY1))
+    before = len(run_records(root, prefix=layout.lineage(DAY2)))
+    run(config, lambda cycle: len(run_records(root, prefix=layout.lineage(DAY2))) > before)
+    assert [deployment.number for deployment in deployments(root)] == [1], "its stream goes on, nothing else is done"
+
+
+def test_a_scheduled_stream_that_died_for_good_is_started_again_after_a_pause(tmp_path: Path, root: LocalStorage) -> None:
+    config = cycle_config(tmp_path, server=False, max_restarts=0)
+    times = {DAY1: time.time() - 600.0, DAY2: time.time() + 9e6}
+    config = config.model_copy(
+        update={
+            "schedule": ScheduleConfig(cron="* * * * *", first_date=DAY1, retry_s=0.1),
+            "boundary": config.boundary.model_copy(update={"times": times}),
+        }
+    )
+    with LocalCycle(config, poll_s=0.05) as cycle:
+        thread = threading.Thread(target=cycle.run_schedule)
+        thread.start()
+        try:
+            eventually(lambda: newest_deployment(root) is not None)
+            eventually(lambda: cycle.children.pid(STREAM1) is not None)
+            before = cycle.children.pid(STREAM1)
+            assert cycle.children.kill(STREAM1)
+            eventually(lambda: cycle.children.pid(STREAM1) not in (None, before))
+        finally:
+            cycle.request_stop()
+            thread.join(30.0)
+        assert not thread.is_alive()

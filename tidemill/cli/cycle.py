@@ -14,14 +14,16 @@ from typing import Annotated
 import typer
 
 from tidemill import logs
+from tidemill.clock import SystemClock
 from tidemill.contracts import layout
 from tidemill.errors import ConfigError, TidemillError
 from tidemill.lineage import cycle as cycles
 from tidemill.lineage.dates import BIZDATE
 from tidemill.lineage.eas import read_template, render_service, service_text
 from tidemill.lineage.orchestrators import dataworks
-from tidemill.lineage.orchestrators.local import LocalCycle, read_records
+from tidemill.lineage.orchestrators.local import LocalCycle, read_records, standings
 from tidemill.lineage.overview import deployment_line, server_lines
+from tidemill.lineage.schedule import actions, due_dates
 from tidemill.storage.open import open_storage
 
 app = typer.Typer(help="The daily cycle: train, export, stream, deploy, hand over.", no_args_is_help=True)
@@ -48,31 +50,56 @@ class Target(StrEnum):
 @app.command()
 def run(
     path: CyclePath,
-    date: Date,
+    date: Annotated[
+        str | None,
+        typer.Option("--date", help="Business date, YYYYMMDD; default: each date when the schedule says so.", show_default=False),
+    ] = None,
     once: Annotated[bool, typer.Option("--once", help="End when the date is done, instead of keeping its stream running.")] = False,
 ) -> None:
-    """Run what is left of a date, then keep its stream running until Ctrl-C or SIGTERM."""
+    """Run what is left of a date, or every date that is due; keep the stream running until Ctrl-C or SIGTERM."""
     logs.set_up()
     with _errors_as_exit_codes(), LocalCycle(cycles.load_cycle(path)) as cycle:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: cycle.request_stop())
         logs.send_events_to(logs.EventLog(cycle.logs / layout.EVENTS))
-        result = cycle.run_date(date)
-        if result is None:
-            typer.echo(f"{date}: stopped on request; run it again to go on")
-            return
-        retired = f"; {result.predecessor} {'has retired' if result.retired else 'has not retired'}" if result.predecessor else ""
-        typer.echo(f"{date}: deployment {result.deployment.number} serves {result.deployment.lineage}{retired}")
-        if not once:
-            cycle.wait()
+        if date is None:
+            cycle.run_schedule()
+        else:
+            _run_date(cycle, date, once)
+
+
+def _run_date(cycle: LocalCycle, date: str, once: bool) -> None:
+    result = cycle.run_date(date)
+    if result is None:
+        typer.echo(f"{date}: stopped on request; run it again to go on")
+        return
+    retired = f"; {result.predecessor} {'has retired' if result.retired else 'has not retired'}" if result.predecessor else ""
+    typer.echo(f"{date}: deployment {result.deployment.number} serves {result.deployment.lineage}{retired}")
+    if not once:
+        cycle.wait()
 
 
 @app.command()
-def plan(path: CyclePath, date: Date) -> None:
-    """Print a date's steps, how they stand, and the commands of those that are left."""
+def plan(
+    path: CyclePath,
+    date: Annotated[
+        str | None,
+        typer.Option("--date", help="Business date, YYYYMMDD; default: what the schedule makes due now.", show_default=False),
+    ] = None,
+) -> None:
+    """Print a date's steps, how they stand, and the commands of those that are left; or the dates that are due."""
     with _errors_as_exit_codes():
         config = cycles.load_cycle(path)
-        records = read_records(open_storage(config.root), date)
+        root = open_storage(config.root)
+        if date is None:
+            due = due_dates(config, SystemClock().time())
+            left = actions(due, standings(root, due))
+            for action in left:
+                typer.echo(f"{action.date} {action.kind}")
+            if not left:
+                typer.echo("nothing is due")
+            return
+        records = read_records(root, date)
         argv = cycles.commands(config, date, records.parent)
         for step in cycles.plan(date, records):
             typer.echo(f"{step.name:<13} {step.state:<8} {step.detail}".rstrip())

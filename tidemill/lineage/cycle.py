@@ -21,6 +21,7 @@ from tidemill.config.tree import ConfigSyntaxError, Finding, Node, locate, path_
 from tidemill.contracts import layout
 from tidemill.contracts.lineage import Deployment, LineageRecord, RunRecord
 from tidemill.errors import ConfigError, LineageError
+from tidemill.lineage.cron import parse_cron
 from tidemill.lineage.dates import BIZDATE, dated
 from tidemill.lineage.eas import EasConfig
 
@@ -51,7 +52,7 @@ class BoundaryConfig(Config):
 class CycleHandover(Config):
     """How a lineage hands over to the next one."""
 
-    policy: Literal["caught_up", "served"] = "served"
+    policy: Literal["caught_up", "served", "healthy"] = "served"
     """`caught_up`: the predecessor retires, then serving switches. `served`: serving switches, and once it is confirmed the
     predecessor retires."""
     tolerance_s: Seconds = 300.0
@@ -100,6 +101,19 @@ class Limits(Config):
     """Pause before a restart, doubled each time within the window, up to a minute."""
 
 
+class ScheduleConfig(Config):
+    """When dates are run, by `cycle run` without --date."""
+
+    cron: str
+    """Minute, hour, day, month, weekday in the boundary's time zone: a date is due at the first time at or after its boundary."""
+    first_date: str
+    """The first date that is ever run."""
+    skip: tuple[str, ...] = ()
+    """Dates that are never run: their tables will never come, and the next date continues from the one before."""
+    retry_s: Seconds = 600.0
+    """Pause before a date that failed (its table is late, say) is tried again."""
+
+
 class DataWorksConfig(Config):
     """How `cycle render --target dataworks` writes the nodes."""
 
@@ -134,6 +148,8 @@ class CycleConfig(Config):
     """What serves."""
     limits: Limits = Limits()
     """Deadlines and restarts."""
+    schedule: ScheduleConfig | None = None
+    """When dates are run."""
     dataworks: DataWorksConfig | None = None
     """For DataWorks as the scheduler."""
     launcher: tuple[str, ...] = ()
@@ -178,6 +194,14 @@ def _cross_check(config: CycleConfig, root: Node) -> list[Finding]:
     for date in config.boundary.times:
         if not is_date(date):
             report(f"{date!r} isn't a date (YYYYMMDD)", "boundary", "times", date)
+    if config.schedule is not None:
+        try:
+            parse_cron(config.schedule.cron)
+        except ConfigError as error:
+            report(str(error), "schedule", "cron")
+        for date in (config.schedule.first_date, *config.schedule.skip):
+            if not is_date(date):
+                report(f"{date!r} isn't a date (YYYYMMDD)", "schedule")
     for step, options in (config.dataworks.submit_for if config.dataworks else {}).items():
         if step not in (StepName.TRAIN_DAILY, StepName.FULL_EXPORT, StepName.TRAIN_STREAM) or not isinstance(options, dict):
             report("must be the options of train_daily, full_export or train_stream", "dataworks", "submit_for", step)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -33,6 +34,7 @@ from tidemill.lineage.liveness import Liveness, LivenessTracker
 from tidemill.lineage.orchestrators.children import Children, ChildSpec, RestartPolicy
 from tidemill.lineage.progress import ProgressReader
 from tidemill.lineage.records import read_lineage, run_records, snapshot_digest
+from tidemill.lineage.schedule import DateAction, Standing, actions, due_dates
 from tidemill.logs import event, log
 from tidemill.storage.backends.local import LocalStorage
 from tidemill.storage.base import Storage
@@ -41,6 +43,8 @@ from tidemill.storage.open import open_storage
 SERVER = "serve"
 _LOCK = "supervisor.lock"
 _MAX_BACKOFF_S = 60.0
+# Between two looks at what is due; dates are due by the minute.
+_LOOK_S = 5.0
 # Starting these again would end the same way: the config is wrong, a newer run writes the lineage, the lineage has retired.
 _HOPELESS = frozenset({ConfigError.exit_code, FencedError.exit_code, RetiredError.exit_code})
 
@@ -73,6 +77,18 @@ def read_records(root: Storage, date: str) -> CycleRecords:
         newest=newest_deployment(root),
         parent=_parent(root, date),
     )
+
+
+def standings(root: Storage, due: Sequence[str]) -> dict[str, Standing]:
+    """What is on record of due dates, and of later ones that were run by hand; dates before the newest deployed one are settled,
+    so their runs aren't read."""
+    deployed = {lineage_date(deployment.lineage) for deployment in deployments(root)}
+    daily = {info.key.split("/")[1] for info in root.list("daily/")}
+    open_dates = {date for date in daily if date > max(deployed, default="")}
+    trained = {
+        date for date in open_dates if any(run.status == "completed" for run in run_records(root, prefix=layout.daily(date)))
+    }
+    return {date: Standing(date in trained, date in deployed) for date in {*due, *deployed, *trained}}
 
 
 def _parent(root: Storage, date: str) -> str | None:
@@ -163,6 +179,71 @@ class LocalCycle:
             return self._run_date(date)
         except _StopRequestedError:
             return None
+
+    def run_schedule(self) -> None:
+        """Run every date when it is due, in order, until a stop is requested; streams go on in between.
+
+        A date that fails is tried again after the schedule's pause, and later ones wait for it: they build on it.
+        """
+        if self.config.schedule is None:
+            raise ConfigError("schedule: the cycle's config needs this section to run without --date")
+        retry_s = self.config.schedule.retry_s
+        is_resumed = False
+        while not self._paused():
+            try:
+                if not is_resumed or self._newest_has_died():
+                    self._resume_newest()
+                    is_resumed = True
+                due = due_dates(self.config, self.clock.time())
+                left = actions(due, standings(self.root, due))
+                well = self._act(left[0]) if left else True
+                well = well and not self._newest_has_died()
+            except (LineageError, StorageError) as error:
+                log.error("the cycle can't go on, trying again after %g s: %s", retry_s, error)
+                well, left = False, []
+            if not well:
+                self._wait_s(retry_s)
+            elif not left:
+                self._wait_s(_LOOK_S)
+
+    def _resume_newest(self) -> None:
+        """Start the stream of the lineage that is served and followed, if it hasn't ended for good."""
+        newest = newest_deployment(self.root)
+        if newest is not None and newest.pin_sequence is None:
+            self.start_stream(lineage_date(newest.lineage))
+
+    def _newest_has_died(self) -> bool:
+        """Whether the stream that is served and followed ended too often to be restarted, and isn't over."""
+        newest = newest_deployment(self.root)
+        if newest is None or newest.pin_sequence is not None:
+            return False
+        date = lineage_date(newest.lineage)
+        return self._has_ended(child_name(StepName.TRAIN_STREAM, date)) and not self._stream_is_over(date)
+
+    def _act(self, action: DateAction) -> bool:
+        """Whether it came to its end, or was stopped on request."""
+        try:
+            if action.kind == "train_daily":
+                self.train_daily(action.date)
+            else:
+                self.run_date(action.date)
+        except (LineageError, DeadlineError, StorageError) as error:
+            log.error("%s of %s failed, trying again: %s", action.kind, action.date, error)
+            event("cycle.step", step=action.kind, date=action.date, state="failed")
+            return False
+        return True
+
+    def _wait_s(self, seconds: float) -> None:
+        until = self.clock.monotonic() + seconds
+        while self.clock.monotonic() < until and not self._paused():
+            pass
+
+    def train_daily(self, date: str) -> None:
+        """Run a date's daily job alone: its day joins the daily line, and gets no stream. Idempotent; returns on a stop request."""
+        parent = read_records(self.root, date).parent
+        argv = commands(self.config, date, parent)[StepName.TRAIN_DAILY]
+        with suppress(_StopRequestedError):
+            self._run_job(StepName.TRAIN_DAILY, date, argv, self.config.limits.train_daily_s)
 
     def _run_date(self, date: str) -> CycleResult:
         records = read_records(self.root, date)
