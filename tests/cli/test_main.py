@@ -12,6 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from tidemill.cli.main import app
+from tidemill.errors import ConfigError
 
 GOLDEN = Path(__file__).parent / "help"
 COMMANDS = [
@@ -115,3 +116,19 @@ def test_an_error_is_one_message_with_its_own_exit_code(tmp_path: Path) -> None:
     result = tidemill("inspect", str(tmp_path / "nowhere"))
     assert (result.returncode, result.stdout) == (66, "")
     assert result.stderr == f"error: {tmp_path}/nowhere: there is no such file, and no folder with files\n"
+
+
+def test_a_thread_that_is_left_behind_does_not_change_how_the_command_ends(tmp_path: Path) -> None:
+    """As the interpreter ends, it would tear the thread out of native code, which once aborted a fenced trainer (SIGABRT)."""
+    program = (
+        "import atexit, sys, threading, time\n"
+        "from tidemill.cli.main import main\n"
+        "atexit.register(print, 'the interpreter ended')\n"
+        "threading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+        f"sys.argv = ['tidemill', 'config', 'check', {str(tmp_path / 'absent.yaml')!r}]\n"
+        "main()\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == ConfigError.exit_code
+    assert "absent.yaml" in ended.stderr
+    assert "the interpreter ended" not in ended.stdout

@@ -50,7 +50,7 @@ def test_any_sequence_of_kills_and_worlds_trains_every_row_once(sizes, runs):
             for name, row in rows_of(assigned)[: delivered[rank]]:
                 trained.append((name, row))
                 split = SplitId("parquet", name)
-                progress[split] = progress.get(split, IntervalSet()).add(row, row + 1)
+                progress[split] = progress.get(split, IntervalSet()) | IntervalSet.of([(row, row + 1)])
     assert sorted(trained) == sorted((s.id.name, row) for s in splits for row in range(s.num_rows))
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
+import threading
+from typing import NoReturn
 
 import typer
 
@@ -50,4 +54,21 @@ def main() -> None:
         app()
     except TidemillError as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        _exit(error.exit_code)
+    except SystemExit as ended:
+        if isinstance(ended.code, int):
+            _exit(ended.code)
+        raise
+
+
+def _exit(code: int) -> NoReturn:
+    """End the process, at once if a thread is left behind: a save that was given up, a store that hangs.
+
+    An interpreter that ends tears such a thread out of whatever native code it is in, and that may abort the process (SIGABRT).
+    """
+    if any(thread.is_alive() for thread in threading.enumerate() if thread is not threading.main_thread()):
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
