@@ -129,6 +129,18 @@ def test_increments_go_on_while_a_fold_is_slow(storage):
     assert_all_restore(storage)
 
 
+def test_what_a_chain_is_made_of_is_not_called_unfinished(storage, caplog):
+    line = Line(storage, fold_after=9, keep=1)
+    line.train_and_save(4)
+    line.close()
+    assert set(checkpoint_keys(list_checkpoints(storage))) == {(1, 4)}, "the others' files are there without their manifests"
+    storage.write(f"{layout.checkpoint(9)}/00000001/000001/part-00000.json", b"torn")
+    newest(storage)
+    assert [record.args[0] for record in caplog.records if "was never finished" in record.getMessage()] == [
+        f"{storage.url}/model.ckpt-9 has no manifest: its save was never finished, or it isn't one of ours"
+    ]
+
+
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_retention_keeps_what_a_kept_checkpoint_needs_and_no_more(storage, world_size):
     line = Line(storage, world_size, fold_after=3, keep=1)

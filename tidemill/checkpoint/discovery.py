@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -125,8 +126,14 @@ def _newest_whole(
 
 
 def _name_unfinished(storage: Storage, found: Iterable[str], manifests: Iterable[str]) -> None:
-    """Say which folders look like checkpoints and aren't."""
+    """Say which folders look like checkpoints and aren't. Files that a later, incremental one lists are part of that one."""
+    manifests = list(manifests)
     folders = {key.partition("/")[0] for key in found} - {key.partition("/")[0] for key in manifests}
+    for key in manifests if folders else []:
+        # A damaged manifest is named where checkpoints are chosen.
+        with suppress(CorruptError, NotFoundError):
+            listed = CheckpointManifest.parse(storage.read(key), where=f"{storage.url}/{key}").all_files
+            folders -= {entry.key.partition("/")[0] for entry in listed}
     for folder in sorted(folders):
         _skip(folder, f"{storage.url}/{folder} has no manifest: its save was never finished, or it isn't one of ours")
 
