@@ -142,7 +142,7 @@ def test_a_silent_partition_is_told_and_holds_nothing_back(tmp_path: Path, writt
             "train_config.handover.report_interval_s": 0.05,
         }
         overrides = {"model_dir": str(folder), "train_input_path": TOPIC, "eval_input_path": ""}
-        rest = threading.Thread(target=send_the_rest)
+        rest = threading.Thread(target=send_the_rest, daemon=True)
         rest.start()
         try:
             assert train(TrainRequest(str(written), overrides, json.dumps(edits))) == 0

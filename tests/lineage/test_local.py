@@ -307,7 +307,7 @@ def test_a_schedule_catches_up_and_keeps_one_stream(tmp_path: Path, root: LocalS
 
     def run(config: CycleConfig, until: Callable[[LocalCycle], bool]) -> None:
         with LocalCycle(config, poll_s=0.05) as cycle:
-            thread = threading.Thread(target=cycle.run_schedule)
+            thread = threading.Thread(target=cycle.run_schedule, daemon=True)
             thread.start()
             try:
                 eventually(lambda: until(cycle))
@@ -336,7 +336,7 @@ def test_a_scheduled_stream_that_died_for_good_is_started_again_after_a_pause(tm
         }
     )
     with LocalCycle(config, poll_s=0.05) as cycle:
-        thread = threading.Thread(target=cycle.run_schedule)
+        thread = threading.Thread(target=cycle.run_schedule, daemon=True)
         thread.start()
         try:
             eventually(lambda: newest_deployment(root) is not None)

@@ -56,7 +56,7 @@ class MaxComputeEmulator:
         except BaseException:
             self._lock.close()
             raise
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), name="maxcompute-emulator")
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), name="maxcompute-emulator", daemon=True)
         self._thread.start()
 
     def __enter__(self) -> MaxComputeEmulator:
