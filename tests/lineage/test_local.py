@@ -273,7 +273,7 @@ def test_the_command_runs_a_date_and_sigterm_ends_it_in_good_order(tmp_path: Pat
     """`tidemill cycle run`, as a process of its own."""
     config = cycle_config(tmp_path, server=False)
     path = tmp_path / "cycle.yaml"
-    path.write_text(config.model_dump_json())
+    path.write_text(config.model_dump_json(exclude_none=True))
     code = "import sys; from tidemill.cli.cycle import app; app(sys.argv[1:], standalone_mode=True)"
     output = tmp_path / "output"
     with output.open("wb") as file:
