@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -107,9 +108,11 @@ class BlockReader(SplitReader):
     def _work(self, number: int, parts: Sequence[Assigned]) -> None:
         at = -1
         try:
-            for at, pieces in self._blocks(parts):
-                if not self._put(_Block(at, number, pieces)):
-                    return
+            # Closed here, since what closing a reader raises would otherwise come out of a garbage collection.
+            with closing(self._blocks(parts)) as blocks:
+                for at, pieces in blocks:
+                    if not self._put(_Block(at, number, pieces)):
+                        return
             end = _Block(_END, number, [], EOFError("all rows of the share were read"))
         except BaseException as error:  # noqa: BLE001 - the worker edge: the error goes to whoever reads
             end = _Block(at + 1, number, [], error)
@@ -123,7 +126,7 @@ class BlockReader(SplitReader):
             self._changed.notify_all()
             return not self._closed
 
-    def _blocks(self, parts: Sequence[Assigned]) -> Iterator[tuple[int, list[RawBatch]]]:
+    def _blocks(self, parts: Sequence[Assigned]) -> Generator[tuple[int, list[RawBatch]], None, None]:
         """(number, rows) of each block of a stretch that has rows left."""
         left = [part for part in parts if part.remaining]
         if not left:
