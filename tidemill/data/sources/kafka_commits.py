@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import suppress
@@ -31,6 +32,7 @@ class GroupCommits:
         self._admin: AdminClient | None = None
         self._under_way: Future[Any] | None = None
         self._failing = False
+        self._skipped: list[TopicPartition] = []
 
     def commit(self, done: Mapping[SplitId, IntervalSet]) -> None:
         """Of each partition that was read, the first offset that isn't wholly done. Never waits; skipped while one is under way."""
@@ -39,8 +41,15 @@ class GroupCommits:
             for split, rows in done.items()
             if split.kind == KIND and rows
         ]
-        if not offsets or (self._under_way is not None and not self._under_way.done()):
+        if not offsets:
             return
+        if self._under_way is not None and not self._under_way.done():
+            self._skipped = offsets
+            return
+        self._send(offsets)
+
+    def _send(self, offsets: list[TopicPartition]) -> Future[Any]:
+        self._skipped = []
         if self._admin is None:
             self._admin = open_admin(self._config)
         group = self._config.group_id
@@ -49,13 +58,17 @@ class GroupCommits:
         self._under_way.add_done_callback(self._note)
         # What the client logs waits for this.
         self._admin.poll(0)
+        return self._under_way
 
     def close(self, *, deadline_s: float) -> None:
-        """Wait for the last commit, for so long at most."""
-        if self._under_way is not None:
-            # What fails is told by `_note`.
-            with suppress(KafkaException, TimeoutError):
+        """Wait for the last commit, for so long at most; one that was skipped, while another was under way, is made then."""
+        until = time.monotonic() + deadline_s
+        # What fails is told by `_note`.
+        with suppress(KafkaException, TimeoutError):
+            if self._under_way is not None:
                 self._under_way.result(deadline_s)
+            if self._skipped:
+                self._send(self._skipped).result(max(0.0, until - time.monotonic()))
         self._admin = None
 
     def _note(self, answer: Future[Any]) -> None:
