@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +183,22 @@ def test_keys_in_prose_exist(page: Path) -> None:
     for key in _INLINE.findall(prose(page)):
         if re.fullmatch(r"(train|data|eval|export)_config(\.\w+)+", key):
             explain(key, component_config)
+
+
+def imports() -> Iterator[tuple[str, str, str]]:
+    """(where, module, name) of everything of ours that the pages' programs import."""
+    for page in pages():
+        for line, text in enumerate(page.read_text().splitlines(), 1):
+            if match := re.fullmatch(r"\s*from (tidemill[\w.]*) import (.+)", text):
+                for name in match[2].split(","):
+                    yield f"{page.relative_to(REPOSITORY)}:{line}", match[1], name.strip()
+
+
+def test_what_programs_in_pages_import_exists() -> None:
+    found = list(imports())
+    assert found
+    missing = [f"{where}: {module} has no {name}" for where, module, name in found if not hasattr(import_module(module), name)]
+    assert not missing
 
 
 @every_page
