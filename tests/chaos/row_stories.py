@@ -115,6 +115,9 @@ class _Story:
     def finish(self) -> Verdict:
         """Train what is left."""
         storage = LocalStorage(self.folder)
+        if not self.scene.bounded and not (verdict := _judged(storage, self.scene)).lost:
+            # One more run could be asked to end before it listens.
+            return verdict
         self.runs += 1
         with TrainerRun(self.spec(), int(self.rng.integers(1, 4))) as run:
             if not self.scene.bounded:
