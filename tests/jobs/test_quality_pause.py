@@ -10,6 +10,7 @@ from tests.jobs.conftest import DATE, TOPIC, Life, produce
 from tidemill.contracts import layout
 from tidemill.jobs.export import ExportRequest, export
 from tidemill.jobs.train import TrainRequest, train
+from tidemill.lineage.records import run_records
 from tidemill.publish.recovery import newest_sequence, read_release
 from tidemill.storage.backends.local import LocalStorage
 from tidemill.testing.broker import DevelopmentBroker
@@ -59,3 +60,6 @@ def test_a_bad_window_pauses_publication_and_a_restart_does_not_end_the_pause(tm
     assert any(release.files for release in releases)
     (alarm,) = alarms(lineage)
     assert "the daily model 2.0000" in str(alarm["reason"])
+    assert [run.details["publication_paused"] for run in run_records(storage)] == [True, True], "for whoever deploys to see"
+    (exported,) = run_records(LocalStorage(tmp_path), prefix=layout.cycle(DATE))
+    assert (exported.kind, exported.date, exported.status) == ("export", DATE, "completed")

@@ -1,5 +1,7 @@
 """Stands in for the jobs of a cycle: leaves the records, snapshots and progress that real jobs leave, without training.
 
+A file ROOT/tell-<date> tells the stream of a date to "die", or to "pause" publication.
+
 python player.py train|export|serve --flag=value ...
 """
 
@@ -10,14 +12,17 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 
 from tidemill.cadence import StopReason
 from tidemill.contracts import layout
 from tidemill.contracts.serving import ServingStatus
+from tidemill.errors import FencedError
 from tidemill.lineage.deployments import lineage_date, newest_deployment
 from tidemill.lineage.records import Retirement, RunRecorder, RunStart, new_run_id, open_lineage, retire
 from tidemill.lineage.reporter import HandoverSettings, HandoverThread, Point, Successor
-from tidemill.lineage.terms import open_term
+from tidemill.lineage.terms import open_term, require_unfenced
+from tidemill.lineage.watches import PAUSED
 from tidemill.storage.open import open_storage
 
 SPEED = 30.0
@@ -60,6 +65,16 @@ def train(flags: dict[str, str]) -> int:
     handover.start()
     started = time.monotonic()
     while not handover.verdict and not stopped.wait(0.05):
+        told = tell.read_text() if (tell := Path(root) / f"tell-{date}").exists() else ""
+        if told == "die":
+            recorder.finish(StopReason.FAILED, error=ValueError("told to"))
+            return 1
+        recorder.update(details={PAUSED: told == "pause"})
+        try:
+            require_unfenced(storage, term)
+        except FencedError as error:
+            recorder.finish(StopReason.FAILED, error=error)
+            return error.exit_code
         data_ts = min(boundary + (time.monotonic() - started) * SPEED, time.time())
         handover.report(Point(data_ts, step=1, released_watermark=data_ts))
     handover.stop()
@@ -72,7 +87,10 @@ def train(flags: dict[str, str]) -> int:
 
 
 def export(flags: dict[str, str]) -> int:
+    root, _, date = flags["export_dir"].rsplit("/", 2)
+    recorder = RunRecorder(open_storage(f"{root}/{layout.cycle(date)}"), RunStart(new_run_id(), "export", date))
     open_storage(flags["export_dir"]).write(layout.SNAPSHOT, f"snapshot of {flags['checkpoint_path']}".encode())
+    recorder.finish(StopReason.EXHAUSTED)
     return 0
 
 

@@ -32,12 +32,14 @@ STREAM1, STREAM2 = child_name(StepName.TRAIN_STREAM, DAY1), child_name(StepName.
 
 def cycle_config(tmp_path: Path, *, policy: str = "served", server: bool = True, **limits: float) -> CycleConfig:
     now = time.time()
+    for date in (DAY1, DAY2, DAY3):
+        (tmp_path / f"{date}.csv").write_text("user,click\n1,0\n")
     return CycleConfig.model_validate(
         {
             "root": str(tmp_path / "root"),
             "pipeline_config": "pipeline.yaml",
             "launcher": PLAYER,
-            "daily": {"input_path": "${bizdate}"},
+            "daily": {"input_path": f"{tmp_path}/${{bizdate}}.csv"},
             "stream": {"input_path": "topic"},
             "boundary": {"times": {DAY1: now - 60.0, DAY2: now - 45.0}},
             "handover": {"policy": policy, "tolerance_s": 2.0, "report_interval_s": 0.1, "liveness_s": 5.0},

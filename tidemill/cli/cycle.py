@@ -20,8 +20,9 @@ from tidemill.errors import ConfigError, TidemillError
 from tidemill.lineage import cycle as cycles
 from tidemill.lineage.dates import BIZDATE
 from tidemill.lineage.eas import read_template, render_service, service_text
+from tidemill.lineage.on_record import read_records, standings
 from tidemill.lineage.orchestrators import dataworks
-from tidemill.lineage.orchestrators.local import LocalCycle, read_records, standings
+from tidemill.lineage.orchestrators.local import LocalCycle
 from tidemill.lineage.overview import deployment_line, server_lines
 from tidemill.lineage.schedule import actions, due_dates
 from tidemill.storage.open import open_storage

@@ -4,6 +4,8 @@
     ROOT/daily/<date>/      terms/  model.ckpt-N/  runs/  pipeline.config
     ROOT/lineages/<date>/   snapshot.json  snapshot/...  lineage.json  terms/  segments/  releases/  compactions/
                             dense_hot_export/current.json  progress.json  model.ckpt-N/  runs/<run>/
+    ROOT/cycle/<date>/      runs/  of a date's exports and deployments
+    ROOT/supervisor/        terms/  runs/  of whoever supervises the root
     model.ckpt-N/           manifest-<term>.json  <term>/...
     readers/<step>/         <reader>: a process is reading that checkpoint; going: it is about to be deleted
     train_eval_result_v2.txt  one line an evaluation during training
@@ -21,6 +23,8 @@ from __future__ import annotations
 import re
 
 ACTIVE = "active.json"
+SUPERVISOR = "supervisor"
+"""Folder of the supervisors' terms and runs, below the root."""
 SNAPSHOT = "snapshot.json"
 SNAPSHOT_FILES = "snapshot"
 LINEAGE = "lineage.json"
@@ -56,6 +60,11 @@ def daily(date: str) -> str:
 def lineage(date: str) -> str:
     """Folder of a lineage, below the root."""
     return f"lineages/{date}"
+
+
+def cycle(date: str) -> str:
+    """Folder of the runs of a date's export and deployment, below the root: they'd be taken for trainers among those of a lineage."""
+    return f"cycle/{date}"
 
 
 def deployment(number: int) -> str:

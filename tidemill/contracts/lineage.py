@@ -8,7 +8,7 @@ from pydantic import Field
 
 from tidemill.contracts.base import Document
 
-RunKind = Literal["train_daily", "train_stream", "export", "train", "evaluate", "predict", "serve", "deploy"]
+RunKind = Literal["train_daily", "train_stream", "export", "train", "evaluate", "predict", "serve", "deploy", "cycle"]
 RunStatus = Literal["running", "completed", "retired", "interrupted", "failed"]
 
 
@@ -89,3 +89,5 @@ class Deployment(Document):
     created_at: float
     nonce: str
     reason: str
+    run_id: str | None = None
+    """The run of the cycle that decided it; None: a person did, and the cycle doesn't undo that."""

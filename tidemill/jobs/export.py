@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
+from tidemill.cadence import StopReason
 from tidemill.checkpoint.best import best_step
 from tidemill.checkpoint.discovery import checkpoint_keys, list_checkpoints
 from tidemill.checkpoint.leases import held_checkpoint
@@ -21,9 +22,9 @@ from tidemill.errors import CheckpointError, ConfigError
 from tidemill.features.feature_set import FeatureSet
 from tidemill.jobs import pipeline
 from tidemill.jobs.learner import dense_file
-from tidemill.jobs.place import checkpoint_path
+from tidemill.jobs.place import checkpoint_path, place_of
 from tidemill.jobs.scoring import restored_step
-from tidemill.lineage.records import run_records
+from tidemill.lineage.records import RunRecorder, RunStart, new_run_id, run_records
 from tidemill.models.model import build_model
 from tidemill.publish.export import NUM_PROBE_ROWS, Probes, SnapshotOptions, StoredCheckpoint, export_snapshot
 from tidemill.serving.loader import LineageFolder, load_snapshot
@@ -46,14 +47,35 @@ class ExportRequest:
 def export(request: ExportRequest) -> None:
     """Export the newest, best or named checkpoint into `export_dir`, verified by scoring probe rows as a server would.
 
-    Does nothing if the folder holds that checkpoint's snapshot already. Raises CheckpointError without a checkpoint, PublishError
-    if the folder holds another snapshot or the exported program doesn't score as the trainer does.
+    Does nothing if the folder holds that checkpoint's snapshot already. In a lineage of a root it keeps a record. Raises
+    CheckpointError without a checkpoint, PublishError if the folder holds another snapshot or the exported program doesn't score
+    as the trainer does.
     """
     config = pipeline.load(request.pipeline, overrides=request.overrides, edits=request.edits).config
     folder, step = checkpoint_path(request.checkpoint or config.model_dir)
     source = open_storage(folder)
-    with held_checkpoint(source, best_checkpoint(config, source) if step is None else step) as (_, manifest):
+    with (
+        _recorded(request.export_dir),
+        held_checkpoint(source, best_checkpoint(config, source) if step is None else step) as (_, manifest),
+    ):
         _export(config, request.export_dir, source, manifest)
+
+
+@contextmanager
+def _recorded(export_dir: str) -> Iterator[None]:
+    """Keeps the record of an export into a lineage of a root, where whoever schedules the steps reads it."""
+    place = place_of(export_dir)
+    if place is None:
+        yield
+        return
+    folder = open_storage(f"{place.root}/{layout.cycle(place.date)}")
+    recorder = RunRecorder(folder, RunStart(new_run_id(), "export", place.date))
+    try:
+        yield
+    except BaseException as error:
+        recorder.finish(StopReason.FAILED, error=error)
+        raise
+    recorder.finish(StopReason.EXHAUSTED)
 
 
 def best_checkpoint(config: PipelineConfig, storage: Storage) -> int | None:

@@ -23,6 +23,7 @@ from tidemill.lineage.handover import validate_handover
 from tidemill.lineage.quality import QualityBounds, QualityWatch
 from tidemill.lineage.records import Retirement, RunRecorder, retire
 from tidemill.lineage.reporter import HandoverThread, Point, Successor, handover_settings
+from tidemill.lineage.watches import PAUSED
 from tidemill.publish.publisher import Publisher
 from tidemill.storage.open import open_storage
 from tidemill.training.interval import IntervalStats
@@ -103,7 +104,7 @@ class Reporter:
             watermark=watermark,
             checkpoint=saved[0] if saved else None,
             sequence=newest.sequence if newest else None,
-            details=self._data(),
+            details=self._data() | ({PAUSED: figures.quality.paused} if figures.quality else {}),
         )
 
     def _log(self, point: SyncPoint) -> None:

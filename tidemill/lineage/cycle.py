@@ -40,6 +40,23 @@ class JobConfig(Config):
     `[torchrun, --nproc-per-node, "2", -m, tidemill]`."""
 
 
+class CompleteConfig(Config):
+    """When a day's table may be trained on."""
+
+    marker: str = ""
+    """A file, pattern or MaxCompute partition that is there once the table is complete (`tables/${bizdate}/_SUCCESS`); empty: each
+    pattern of the input matches a file, each of its partitions is there, and there are rows."""
+    wait_s: Seconds = 0.0
+    """How long to wait for that; then the step fails, and a schedule tries it again after `schedule.retry_s`."""
+
+
+class DailyConfig(JobConfig):
+    """The daily job. `${bizdate}` in any text stands for the date."""
+
+    complete: CompleteConfig = CompleteConfig()
+    """When the day's table may be trained on."""
+
+
 class BoundaryConfig(Config):
     """Where day T's table ends and its stream begins: midnight after the date, unless the date is listed."""
 
@@ -47,6 +64,19 @@ class BoundaryConfig(Config):
     """Time zone of that midnight."""
     times: dict[str, float] = Field(default_factory=dict)
     """Date -> boundary in Unix seconds, where days aren't calendar days."""
+
+
+class FallBackConfig(Config):
+    """When serving goes back to the lineage before, after a switch; what a person deployed it leaves alone."""
+
+    watch_s: Seconds = 3600.0
+    """For how long after its switch a lineage may be left; 0: never."""
+    dead_s: Seconds = 300.0
+    """Left if its stream has shown no sign of life for so long; at once if it has ended and isn't started again."""
+    bad_s: Seconds = 600.0
+    """Left if its quality gate has paused publication for so long."""
+    well_s: Seconds = 600.0
+    """Returned to once it has been alive and publishing for so long; once, the next time it takes a person."""
 
 
 class CycleHandover(Config):
@@ -62,7 +92,9 @@ class CycleHandover(Config):
     report_interval_s: float = Field(default=5.0, gt=0, allow_inf_nan=False)
     """Seconds between progress reports (and checks)."""
     liveness_s: float = Field(default=30.0, gt=0, allow_inf_nan=False)
-    """A heartbeat that doesn't move for so long is dead."""
+    """A heartbeat that doesn't move for so long is dead; so is a supervisor's, whose root another one may take over then."""
+    fall_back: FallBackConfig = FallBackConfig()
+    """When serving goes back to the lineage before."""
 
 
 class ServingTarget(Config):
@@ -136,7 +168,7 @@ class CycleConfig(Config):
     """The root folder or URL: daily jobs, lineages, deployments."""
     pipeline_config: str
     """The pipeline config that all jobs share."""
-    daily: JobConfig
+    daily: DailyConfig
     """The daily job; its input_path holds `${bizdate}`."""
     stream: JobConfig
     """The streaming job. One group.id a lineage: put `${bizdate}` into it."""
@@ -220,7 +252,9 @@ def _with_absolute_paths(config: CycleConfig, folder: Path) -> CycleConfig:
         return path if "://" in path or not path else str(folder / path)
 
     changes: dict[str, Any] = {name: absolute(getattr(config, name)) for name in ("root", "pipeline_config", "logs")}
-    changes["daily"] = config.daily.model_copy(update={"input_path": absolute(config.daily.input_path)})
+    complete = config.daily.complete
+    complete = complete.model_copy(update={"marker": absolute(complete.marker)})
+    changes["daily"] = config.daily.model_copy(update={"input_path": absolute(config.daily.input_path), "complete": complete})
     if config.serving.eas is not None:
         eas = config.serving.eas.model_copy(update={"template": absolute(config.serving.eas.template)})
         changes["serving"] = config.serving.model_copy(update={"eas": eas})
@@ -277,9 +311,11 @@ class CycleStep:
 
 @dataclass(frozen=True, slots=True)
 class CycleRecords:
-    """What is on record of a date. `parent`: the newest earlier date whose daily job is complete."""
+    """What is on record of a date. `parent`: the newest earlier date whose daily job is complete; `cycle`: the runs of its export
+    and deployment."""
 
     daily: Sequence[RunRecord] = ()
+    cycle: Sequence[RunRecord] = ()
     has_snapshot: bool = False
     lineage: LineageRecord | None = None
     streams: Sequence[RunRecord] = ()
@@ -332,7 +368,7 @@ def _daily_step(records: CycleRecords) -> CycleStep:
 def _export_step(date: str, records: CycleRecords) -> CycleStep:
     if records.has_snapshot:
         return CycleStep(StepName.FULL_EXPORT, "done", f"{layout.lineage(date)}/{layout.SNAPSHOT}")
-    return CycleStep(StepName.FULL_EXPORT, "next", "")
+    return _unfinished(StepName.FULL_EXPORT, [run for run in records.cycle if run.kind == "export"], "")
 
 
 def _stream_step(records: CycleRecords) -> CycleStep:
@@ -358,7 +394,8 @@ def _deploy_step(date: str, records: CycleRecords) -> CycleStep:
         return CycleStep(StepName.DEPLOY, "done", f"deployed{served}")
     if newest is not None and newest.lineage > lineage:
         return CycleStep(StepName.DEPLOY, "refused", f"{newest.lineage} is newer and deployed")
-    return CycleStep(StepName.DEPLOY, "next", f"after {newest.lineage}" if newest else "the first deployment")
+    detail = f"after {newest.lineage}" if newest else "the first deployment"
+    return _unfinished(StepName.DEPLOY, [run for run in records.cycle if run.kind == "deploy"], detail)
 
 
 def commands(config: CycleConfig, date: str, parent: str | None, successor: str | None = None) -> dict[StepName, list[str]]:

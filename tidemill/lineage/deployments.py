@@ -20,6 +20,12 @@ from tidemill.storage.commit import create_once
 from tidemill.storage.numbered import newest_number, numbers
 
 _MAX_RACES = 64
+
+
+class OvertakenError(LineageError):
+    """What the cycle decided no longer holds: somebody deployed meanwhile. Nothing was written; decide again."""
+
+
 _LINEAGE = re.compile(r"^lineages/([^/]+)$")
 
 
@@ -68,6 +74,14 @@ def _newest_number(root: Storage) -> int:
     return newest_number(root, "deployments", layout.deployment_number)
 
 
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """By what a deployment was decided: a run of the cycle, and the number of the newest deployment that it knew of (0: none)."""
+
+    run_id: str
+    number: int
+
+
 def deploy(
     root: Storage,
     lineage: str,
@@ -75,12 +89,14 @@ def deploy(
     reason: str,
     pin: Pin | None = None,
     *,
+    decided: Decided | None = None,
     clock: Clock | None = None,
 ) -> Deployment:
     """Point the servers at a lineage: take the next number exclusively, then write the hint active.json.
 
     Idempotent: if the newest deployment says the same, it is returned. Racing deployers never share a number, and each decides
-    anew after a lost race. Raises LineageError if a newer date is deployed and this isn't a pinned rollback.
+    anew after a lost race. `decided` None: a person asks. Raises LineageError if a newer date is deployed and this isn't a pinned
+    rollback, OvertakenError if something else was deployed since the cycle decided.
     """
     date = lineage_date(lineage)
     created_at, nonce = (clock or SystemClock()).time(), uuid.uuid4().hex
@@ -89,9 +105,7 @@ def deploy(
         if newest is not None and _says(newest, lineage, snapshot_digest, pin):
             _write_hint(root)
             return newest
-        if newest is not None and pin is None and lineage_date(newest.lineage) > date:
-            message = f"{root.url}: {newest.lineage} is deployed (number {newest.number}), so the older {lineage} can't be"
-            raise LineageError(f"{message}: roll back to one of its releases instead")
+        _require_allowed(root, newest, date, pin, decided)
         deployment = Deployment(
             number=newest.number + 1 if newest else 1,
             lineage=lineage,
@@ -101,6 +115,7 @@ def deploy(
             created_at=created_at,
             nonce=nonce,
             reason=reason,
+            run_id=decided.run_id if decided else None,
         )
         if create_once(root, layout.deployment(deployment.number), deployment.to_bytes(), clock=clock):
             _write_hint(root)
@@ -108,6 +123,17 @@ def deploy(
             event("lineage.deployed", number=deployment.number, lineage=lineage, reason=reason)
             return deployment
     raise StorageError(f"{root.url}: lost the race for a deployment number {_MAX_RACES} times; are many deployers running?")
+
+
+def _require_allowed(root: Storage, newest: Deployment | None, date: str, pin: Pin | None, decided: Decided | None) -> None:
+    number = newest.number if newest else 0
+    if decided is not None and number != decided.number:
+        raise OvertakenError(
+            f"{root.url}: deployment {number} has come since the cycle looked (at {decided.number}): it looks again"
+        )
+    if newest is not None and pin is None and lineage_date(newest.lineage) > date:
+        message = f"{root.url}: {newest.lineage} is deployed (number {number}), so the older {layout.lineage(date)} can't be"
+        raise LineageError(f"{message}: roll back to one of its releases instead")
 
 
 def _says(deployment: Deployment, lineage: str, digest: str, pin: Pin | None) -> bool:

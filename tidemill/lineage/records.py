@@ -7,7 +7,7 @@ import os
 import secrets
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -52,6 +52,7 @@ class RunStart:
     world_size: int = 1
     resumed: tuple[int, int] | None = None
     """(term, step) of the own checkpoint that the run goes on from"""
+    details: Mapping[str, Any] = field(default_factory=dict)
 
 
 class RunRecorder:
@@ -82,6 +83,7 @@ class RunRecorder:
             resumed_term=start.resumed[0] if start.resumed else None,
             resumed_step=start.resumed[1] if start.resumed else None,
             started_at=self._clock.time(),
+            details=dict(start.details),
         )
         self._write()
         self._stopping = threading.Event()

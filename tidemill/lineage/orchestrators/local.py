@@ -2,49 +2,59 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO
 
+from tidemill.cadence import StopReason
 from tidemill.clock import Clock, SystemClock
 from tidemill.contracts import layout
 from tidemill.contracts.lineage import Deployment
 from tidemill.errors import ConfigError, DeadlineError, FencedError, LineageError, RetiredError, StorageError
+from tidemill.lineage.completeness import table_lacks
 from tidemill.lineage.cycle import (
     CycleConfig,
-    CycleRecords,
     CycleStep,
     StepName,
     commands,
-    is_date,
     next_date,
     plan,
     serve_command,
 )
-from tidemill.lineage.deployments import deploy, deployments, is_deployed, lineage_date, newest_deployment
+from tidemill.lineage.deployments import (
+    Decided,
+    OvertakenError,
+    deploy,
+    deployments,
+    is_deployed,
+    lineage_date,
+    newest_deployment,
+)
 from tidemill.lineage.eas import modify, read_template, render_service
-from tidemill.lineage.handover import PredecessorView, SuccessorView, Switch, switch_due
-from tidemill.lineage.liveness import Liveness, LivenessTracker
+from tidemill.lineage.fallback import serving_state
+from tidemill.lineage.handover import SuccessorView, Switch, switch_due
+from tidemill.lineage.lease import SupervisorLease
+from tidemill.lineage.liveness import Liveness
+from tidemill.lineage.on_record import read_records, standings, stream_is_over
 from tidemill.lineage.orchestrators.children import Children, ChildSpec, RestartPolicy
-from tidemill.lineage.progress import ProgressReader
-from tidemill.lineage.records import read_lineage, run_records, snapshot_digest
-from tidemill.lineage.schedule import DateAction, Standing, actions, due_dates
+from tidemill.lineage.orchestrators.guard import ServingGuard, followed_lineage
+from tidemill.lineage.records import RunRecorder, RunStart, new_run_id, read_lineage, snapshot_digest
+from tidemill.lineage.schedule import DateAction, actions, due_dates
+from tidemill.lineage.watches import SwitchWatch
 from tidemill.logs import event, log
 from tidemill.storage.backends.local import LocalStorage
 from tidemill.storage.base import Storage
 from tidemill.storage.open import open_storage
 
 SERVER = "serve"
-_LOCK = "supervisor.lock"
 _MAX_BACKOFF_S = 60.0
 # Between two looks at what is due; dates are due by the minute.
 _LOOK_S = 5.0
+# Between two looks at the lease and at what is served: as often as heartbeats move.
+_ATTEND_S = 2.0
 # Starting these again would end the same way: the config is wrong, a newer run writes the lineage, the lineage has retired.
 _HOPELESS = frozenset({ConfigError.exit_code, FencedError.exit_code, RetiredError.exit_code})
 
@@ -65,47 +75,14 @@ class CycleResult:
     lag_s: float | None
 
 
-def read_records(root: Storage, date: str) -> CycleRecords:
-    """What is on record of a date."""
-    lineage = layout.lineage(date)
-    return CycleRecords(
-        daily=run_records(root, prefix=layout.daily(date)),
-        has_snapshot=bool(root.list(f"{lineage}/{layout.SNAPSHOT}")),
-        lineage=read_lineage(root, prefix=lineage),
-        streams=run_records(root, prefix=lineage),
-        is_deployed=is_deployed(root, lineage),
-        newest=newest_deployment(root),
-        parent=_parent(root, date),
-    )
-
-
-def standings(root: Storage, due: Sequence[str]) -> dict[str, Standing]:
-    """What is on record of due dates, and of later ones that were run by hand; dates before the newest deployed one are settled,
-    so their runs aren't read."""
-    deployed = {lineage_date(deployment.lineage) for deployment in deployments(root)}
-    daily = {info.key.split("/")[1] for info in root.list("daily/")}
-    open_dates = {date for date in daily if date > max(deployed, default="")}
-    trained = {
-        date for date in open_dates if any(run.status == "completed" for run in run_records(root, prefix=layout.daily(date)))
-    }
-    return {date: Standing(date in trained, date in deployed) for date in {*due, *deployed, *trained}}
-
-
-def _parent(root: Storage, date: str) -> str | None:
-    """The newest earlier date whose daily job is complete."""
-    dates = {info.key.split("/")[1] for info in root.list("daily/")}
-    for earlier in sorted((name for name in dates if is_date(name) and name < date), reverse=True):
-        if any(record.status == "completed" for record in run_records(root, prefix=layout.daily(earlier))):
-            return earlier
-    return None
-
-
 class LocalCycle:
-    """Runs the cycle's jobs as child processes of this one; one instance a root.
+    """Runs the cycle's jobs as child processes of this one; one instance a root, on whichever machine (`SupervisorLease`).
 
-    Everything that decides is read from records, so a supervisor that died is simply started again: its children died with it,
-    and a date's run goes on where its records stand. Use it as a context manager; leaving it stops all children (SIGTERM, then
-    SIGKILL after `limits.stop_s`). `run_date` belongs to one thread; `request_stop` and `children` may be used from any.
+    Everything that decides is read from records, so a supervisor that died is simply started again, and a date's run goes on where
+    its records stand. Its children died with it; what they had started themselves (ranks of torchrun) may live on, and is fenced
+    by the term of the run that follows: it stops at its next commit. Use it as a context manager; leaving it stops all children
+    (SIGTERM, then SIGKILL after `limits.stop_s`). `run_date` belongs to one thread; `request_stop` and `children` may be used from
+    any.
     """
 
     def __init__(self, config: CycleConfig, *, poll_s: float = 0.2, clock: Clock | None = None) -> None:
@@ -117,7 +94,9 @@ class LocalCycle:
         self._stopping = threading.Event()
         # A plain boolean: a signal handler may interrupt this very thread while it holds the Event's lock.
         self._stop_requested = False
-        self._lock: IO[str] | None = None
+        self._lease: SupervisorLease | None = None
+        self._guard: ServingGuard | None = None
+        self._attend_at = 0.0
         self._children: Children | None = None
         self._successors: dict[str, str] = {}
 
@@ -133,6 +112,20 @@ class LocalCycle:
             raise LineageError("the cycle hasn't been started")
         return self._children
 
+    @property
+    def lease(self) -> SupervisorLease:
+        """The claim to this root."""
+        if self._lease is None:
+            raise LineageError("the cycle hasn't been started")
+        return self._lease
+
+    @property
+    def guard(self) -> ServingGuard:
+        """What looks after serving."""
+        if self._guard is None:
+            raise LineageError("the cycle hasn't been started")
+        return self._guard
+
     def __enter__(self) -> LocalCycle:
         try:
             self.start()
@@ -146,8 +139,11 @@ class LocalCycle:
 
     def start(self) -> None:
         """Take the root, and start the server if the config has one here. Raises LineageError if another supervisor has it."""
-        self._lock = _take_lock(self._logs / _LOCK, self.config.root)
+        self._lease = SupervisorLease(self.root, self.config.handover.liveness_s, clock=self.clock)
         self._children = Children(self._logs)
+        self._guard = ServingGuard(
+            self.root, self.config.handover, self._lease.run_id, self._gave_up, self._modify_eas, clock=self.clock
+        )
         if self.config.serving.port is not None:
             self._children.start(ChildSpec(SERVER, serve_command(self.config), self._restarts(), is_over=lambda code: False))
 
@@ -158,8 +154,9 @@ class LocalCycle:
             if self._children is not None:
                 self._children.close(deadline_s=self.config.limits.stop_s)
         finally:
-            if self._lock is not None:
-                self._lock.close()
+            lease, self._lease = self._lease, None
+            if lease is not None:
+                lease.release()
 
     def request_stop(self) -> None:
         """Make `run_date` and `wait` return soon. Safe in a signal handler."""
@@ -198,6 +195,8 @@ class LocalCycle:
                 left = actions(due, standings(self.root, due))
                 well = self._act(left[0]) if left else True
                 well = well and not self._newest_has_died()
+            except FencedError:
+                raise
             except (LineageError, StorageError) as error:
                 log.error("the cycle can't go on, trying again after %g s: %s", retry_s, error)
                 well, left = False, []
@@ -207,18 +206,23 @@ class LocalCycle:
                 self._wait_s(_LOOK_S)
 
     def _resume_newest(self) -> None:
-        """Start the stream of the lineage that is served and followed, if it hasn't ended for good."""
-        newest = newest_deployment(self.root)
-        if newest is not None and newest.pin_sequence is None:
-            self.start_stream(lineage_date(newest.lineage))
+        """Start the stream of the lineage that is followed, if it hasn't ended for good."""
+        lineage = followed_lineage(self.root)
+        if lineage is not None:
+            self.start_stream(lineage_date(lineage))
 
     def _newest_has_died(self) -> bool:
-        """Whether the stream that is served and followed ended too often to be restarted, and isn't over."""
-        newest = newest_deployment(self.root)
-        if newest is None or newest.pin_sequence is not None:
+        """Whether the stream of the lineage that is followed ended too often to be restarted, and isn't over."""
+        lineage = followed_lineage(self.root)
+        if lineage is None:
             return False
-        date = lineage_date(newest.lineage)
-        return self._has_ended(child_name(StepName.TRAIN_STREAM, date)) and not self._stream_is_over(date)
+        date = lineage_date(lineage)
+        return self._has_ended(child_name(StepName.TRAIN_STREAM, date)) and not stream_is_over(self.root, date)
+
+    def _gave_up(self, date: str) -> bool:
+        """Whether this supervisor had a date's stream, which ended and isn't started again by itself."""
+        state = self.children.state(child_name(StepName.TRAIN_STREAM, date))
+        return state is not None and state.status in ("exited", "given_up")
 
     def _act(self, action: DateAction) -> bool:
         """Whether it came to its end, or was stopped on request."""
@@ -227,16 +231,21 @@ class LocalCycle:
                 self.train_daily(action.date)
             else:
                 self.run_date(action.date)
+        except FencedError:
+            raise
         except (LineageError, DeadlineError, StorageError) as error:
             log.error("%s of %s failed, trying again: %s", action.kind, action.date, error)
             event("cycle.step", step=action.kind, date=action.date, state="failed")
             return False
         return True
 
-    def _wait_s(self, seconds: float) -> None:
+    def _wait_s(self, seconds: float) -> bool:
+        """Whether a stop was requested before the time was over."""
         until = self.clock.monotonic() + seconds
-        while self.clock.monotonic() < until and not self._paused():
-            pass
+        while self.clock.monotonic() < until:
+            if self._paused():
+                return True
+        return False
 
     def train_daily(self, date: str) -> None:
         """Run a date's daily job alone: its day joins the daily line, and gets no stream. Idempotent; returns on a stop request."""
@@ -267,17 +276,26 @@ class LocalCycle:
         name, successor = child_name(StepName.TRAIN_STREAM, date), successor or next_date(date)
         state = self.children.state(name)
         running = state is not None and state.status in ("starting", "running", "ending", "waiting")
-        if (running and self._successors[name] == successor) or self._stream_is_over(date):
+        if (running and self._successors[name] == successor) or stream_is_over(self.root, date):
             return
         if running:
             log.info("%s starts again, to hand over to %s", name, successor)
             self.children.stop(name, deadline_s=self.config.limits.stop_s)
         if argv is None:
             argv = commands(self.config, date, None, successor)[StepName.TRAIN_STREAM]
-        spec = ChildSpec(name, argv, self._restarts(), is_over=lambda code: code in _HOPELESS or self._stream_is_over(date))
-        self.children.start(spec)
+        self.lease.require()
+        self.children.start(ChildSpec(name, argv, self._restarts(), is_over=lambda code: self._must_not_restart(date, code)))
         self._successors[name] = successor
         event("cycle.step", step=StepName.TRAIN_STREAM, date=date, state="started")
+
+    def _must_not_restart(self, date: str, code: int) -> bool:
+        if code in _HOPELESS or stream_is_over(self.root, date):
+            return True
+        try:
+            self.lease.require()
+        except FencedError:
+            return True
+        return False
 
     def wait(self) -> None:
         """Wait until every stream has ended for good, or a stop is requested.
@@ -287,6 +305,7 @@ class LocalCycle:
         streams = [name for name in self.children.states() if name.startswith(StepName.TRAIN_STREAM)]
         while not self._paused():
             if all(self._has_ended(name) for name in streams):
+                self.guard.look()
                 for name in streams:
                     self._require_over(name)
                 return
@@ -295,7 +314,7 @@ class LocalCycle:
         state = self.children.state(stream)
         if state is None or state.status == "stopped":
             return
-        if not self._stream_is_over(stream.removeprefix(f"{StepName.TRAIN_STREAM}-")):
+        if not stream_is_over(self.root, stream.removeprefix(f"{StepName.TRAIN_STREAM}-")):
             raise LineageError(f"{stream} ended with {state.exit_code} and isn't restarted; see {self.children.log_path(stream)}")
 
     def _resume_predecessor(self, date: str) -> str | None:
@@ -303,20 +322,22 @@ class LocalCycle:
 
         Its stream is started again if nobody runs it and it hasn't ended for good: it serves on until the switch, and retires.
         """
-        deployed = deployments(self.root)
-        earlier = [deployment for deployment in deployed if deployment.lineage < layout.lineage(date)]
-        if not earlier:
+        found = serving_state([past for past in deployments(self.root) if past.lineage < layout.lineage(date)])
+        if found is None:
             return None
-        if deployed[-1].pin_sequence is None:
+        if followed_lineage(self.root) is not None:
             # Dates may have been skipped in between: the stream must know whom it hands over to.
-            self.start_stream(lineage_date(earlier[-1].lineage), successor=date)
-        return earlier[-1].lineage
+            self.start_stream(lineage_date(found.followed), successor=date)
+        return found.followed
 
     def _run_job(self, name: StepName, date: str, argv: list[str], limit_s: float) -> None:
         if self._is_done(name, date):
             return
+        if name is StepName.TRAIN_DAILY:
+            self._wait_for_table(date)
         child = child_name(name, date)
         event("cycle.step", step=name, date=date, state="started")
+        self.lease.require()
         self.children.start(ChildSpec(child, argv, self._restarts(), is_over=lambda code: code not in (75, -9, -15)))
         try:
             self._wait_until(lambda: self._has_ended(child), limit_s, f"{name} of {date}")
@@ -329,6 +350,19 @@ class LocalCycle:
             raise LineageError(f"{name} of {date} ended with {code} and is not complete; see {self.children.log_path(child)}")
         event("cycle.step", step=name, date=date, state="done")
 
+    def _wait_for_table(self, date: str) -> None:
+        """Until the day's table is complete. Raises DeadlineError that says what it lacks."""
+        wait_s = self.config.daily.complete.wait_s
+        until, told = self.clock.monotonic() + wait_s, ""
+        while lacks := table_lacks(self.config.daily, date):
+            if self.clock.monotonic() >= until:
+                raise DeadlineError(f"the daily table of {date} isn't complete after {wait_s:g} s: {lacks}")
+            if lacks != told:
+                log.info("waiting for the daily table of %s: %s", date, lacks)
+                told = lacks
+            if self._wait_s(min(_LOOK_S, wait_s)):
+                raise _StopRequestedError
+
     def _is_done(self, name: StepName, date: str) -> bool:
         return any(step.name is name and step.state == "done" for step in self.plan(date))
 
@@ -336,36 +370,55 @@ class LocalCycle:
         state = self.children.state(child)
         return state is None or state.status in ("exited", "stopped", "given_up")
 
-    def _stream_is_over(self, date: str) -> bool:
-        """Whether the records say that this stream must not be started (again)."""
-        lineage = read_lineage(self.root, prefix=layout.lineage(date))
-        if lineage is not None and lineage.status == "retired":
-            return True
-        runs = run_records(self.root, prefix=layout.lineage(date))
-        return bool(runs) and runs[-1].status in ("completed", "retired")
-
     def _deploy(self, date: str, predecessor: str | None) -> Deployment:
-        lineage = layout.lineage(date)
         newest = newest_deployment(self.root)
-        if newest is not None and is_deployed(self.root, lineage):
+        if newest is not None and is_deployed(self.root, layout.lineage(date)):
             return newest
-        watch = _Watch(self, lineage, predecessor) if predecessor else None
-        decided: list[Switch] = []
-
-        def due() -> bool:
-            switch = self._switch(watch)
-            if not decided or decided[-1].reason != switch.reason:
-                log.info("deploy of %s: %s", date, switch.reason)
-            decided.append(switch)
-            self._require_stream(date)
-            return switch.due
-
-        self._wait_until(due, self.config.limits.catch_up_s, f"deploy of {date}", lambda: decided[-1].reason if decided else "")
-        digest = snapshot_digest(self.root, lineage)
-        self._modify_eas(date)
-        deployment = deploy(self.root, lineage, digest, decided[-1].reason, clock=self.clock)
+        folder = open_storage(f"{self.config.root.rstrip('/')}/{layout.cycle(date)}")
+        recorder = RunRecorder(folder, RunStart(new_run_id(self.clock), "deploy", date), clock=self.clock)
+        try:
+            deployment = self._deploy_when_due(date, predecessor, recorder)
+        except _StopRequestedError:
+            recorder.finish(StopReason.PREEMPTED)
+            raise
+        except BaseException as error:
+            recorder.finish(StopReason.FAILED, error=error)
+            raise
+        recorder.finish(StopReason.EXHAUSTED)
         event("cycle.step", step=StepName.DEPLOY, date=date, state="done", number=deployment.number)
         return deployment
+
+    def _deploy_when_due(self, date: str, predecessor: str | None, recorder: RunRecorder) -> Deployment:
+        lineage, liveness_s = layout.lineage(date), self.config.handover.liveness_s
+        watch = SwitchWatch(self.root, lineage, predecessor, liveness_s, clock=self.clock) if predecessor else None
+        switch, made = Switch(False, ""), None
+
+        def attempt() -> bool:
+            nonlocal switch, made
+            newest, before = newest_deployment(self.root), switch.reason
+            switch = self._switch(watch)
+            if switch.reason != before:
+                log.info("deploy of %s: %s", date, switch.reason)
+            self._require_stream(date)
+            if switch.due:
+                made = self._deploy_now(date, switch.reason, Decided(recorder.record.run_id, newest.number if newest else 0))
+            return made is not None
+
+        self._wait_until(attempt, self.config.limits.catch_up_s, f"deploy of {date}", lambda: switch.reason)
+        assert made is not None
+        recorder.update(details={"number": made.number, "reason": made.reason})
+        return made
+
+    def _deploy_now(self, date: str, reason: str, decided: Decided) -> Deployment | None:
+        """None: somebody else has deployed meanwhile, so all is to be looked at again."""
+        self.lease.require()
+        self._modify_eas(date)
+        lineage = layout.lineage(date)
+        try:
+            return deploy(self.root, lineage, snapshot_digest(self.root, lineage), reason, decided=decided, clock=self.clock)
+        except OvertakenError as error:
+            log.info("deploy of %s: %s", date, error)
+            return None
 
     def _modify_eas(self, date: str) -> None:
         """Before the deployment is on record: if this fails or dies, the date's next run does it again."""
@@ -374,7 +427,7 @@ class LocalCycle:
             service = render_service(eas, read_template(eas.template), self.config.root, date)
             modify(eas, service, self._logs / f"eas-{date}.json", clock=self.clock)
 
-    def _switch(self, watch: _Watch | None) -> Switch:
+    def _switch(self, watch: SwitchWatch | None) -> Switch:
         handover = self.config.handover
         if watch is None:
             return switch_due(None, SuccessorView(None), handover.policy, handover.tolerance_s)
@@ -382,7 +435,7 @@ class LocalCycle:
 
     def _require_stream(self, date: str) -> None:
         child = child_name(StepName.TRAIN_STREAM, date)
-        if self._has_ended(child) and not self._stream_is_over(date):
+        if self._has_ended(child) and not stream_is_over(self.root, date):
             path = self.children.log_path(child)
             raise LineageError(f"the stream of {date} has ended before it could be deployed; see {path}")
 
@@ -390,7 +443,7 @@ class LocalCycle:
         """Wait until the predecessor has retired, or is known not to run."""
         if predecessor is None:
             return CycleResult(date, deployment, None, False, None)
-        watch = _Watch(self, layout.lineage(date), predecessor)
+        watch = SwitchWatch(self.root, layout.lineage(date), predecessor, self.config.handover.liveness_s, clock=self.clock)
         child = child_name(StepName.TRAIN_STREAM, lineage_date(predecessor))
         try:
             self._wait_until(
@@ -424,8 +477,19 @@ class LocalCycle:
                 raise _StopRequestedError
 
     def _paused(self) -> bool:
-        """Wait for the time between two looks; whether a stop was requested."""
-        return self._stopping.wait(self._poll_s) or self._stop_requested
+        """Wait for the time between two looks, and look after what is served; whether a stop was requested.
+
+        Raises FencedError if another supervisor has taken over.
+        """
+        stop = self._stopping.wait(self._poll_s) or self._stop_requested
+        if not stop and self.clock.monotonic() >= self._attend_at:
+            self._attend_at = self.clock.monotonic() + _ATTEND_S
+            try:
+                self.lease.require()
+                self.guard.look()
+            except StorageError as error:
+                log.warning("the root can't be looked at, trying again: %s", error)
+        return stop
 
     def _restarts(self) -> RestartPolicy:
         limits = self.config.limits
@@ -437,55 +501,9 @@ def child_name(step: StepName, date: str) -> str:
     return f"{step}-{date}"
 
 
-class _Watch:
-    """Looks at the two lineages of a switch."""
-
-    def __init__(self, cycle: LocalCycle, lineage: str, predecessor: str) -> None:
-        handover, clock = cycle.config.handover, cycle.clock
-        self._root = cycle.root
-        self._predecessor = predecessor
-        self._successor_reader = ProgressReader(cycle.root, handover.liveness_s, prefix=lineage, clock=clock)
-        self._predecessor_reader = ProgressReader(cycle.root, handover.liveness_s, prefix=predecessor, clock=clock)
-        self._runs = LivenessTracker(handover.liveness_s, clock)
-
-    def successor(self) -> SuccessorView:
-        return self._successor_reader.look()
-
-    def predecessor(self) -> PredecessorView:
-        """Alive by its newest run's record, which has a heartbeat before there is any progress."""
-        return PredecessorView(self.is_retired(), self.liveness(), self._predecessor_reader.look().progress)
-
-    def is_retired(self) -> bool:
-        record = read_lineage(self._root, prefix=self._predecessor)
-        return record is not None and record.status == "retired"
-
-    def liveness(self) -> Liveness:
-        runs = run_records(self._root, prefix=self._predecessor)
-        if not runs or runs[-1].ended_at is not None:
-            return Liveness.DEAD
-        return self._runs.observe(self._predecessor, runs[-1].heartbeat, writer=runs[-1].run_id)
-
-
 def _logs_folder(config: CycleConfig, root: Storage) -> Path:
     if config.logs:
         return Path(config.logs)
     if isinstance(root, LocalStorage):
         return root.root / "logs"
     raise ConfigError(f"logs: name a local folder for the logs of child processes, since the root {config.root} isn't local")
-
-
-def _take_lock(path: Path, root: str) -> IO[str]:
-    """Hold the lock file until it is closed; the kernel gives it back if this process dies."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    file = path.open("a+", encoding="utf-8")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.seek(0)
-        holder = file.read().strip() or "unknown"
-        file.close()
-        raise LineageError(f"{root}: process {holder} supervises this root already; stop it first") from None
-    file.truncate(0)
-    file.write(f"{os.getpid()}\n")
-    file.flush()
-    return file

@@ -114,6 +114,23 @@ class TargetClient:
 
         return self._patiently("looking at what it holds", look)
 
+    def holds_rows(self) -> bool | None:
+        """Whether there are rows in the target, by the service's own figures; None if there is no such table or partition.
+
+        The number of rows decides where the service knows it (it says -1 where it doesn't), else the size.
+        """
+
+        def look() -> bool | None:
+            held = self._partition() if self._target.partition else self._handle
+            try:
+                held.reload()
+            except errors.NoSuchObject:
+                return None
+            num_rows = -1 if held.record_num is None else int(held.record_num)
+            return num_rows > 0 if num_rows >= 0 else int(held.size or 0) > 0
+
+        return self._patiently("looking at what it holds", look)
+
     def create_table(self, columns: Mapping[str, str], lifecycle: int | None) -> None:
         """Make the table unless it is there, with partition columns of type STRING. `lifecycle`: days."""
         partition = [name for name, _ in self._target.partition]
