@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tidemill.cli.cycle import app
+from tidemill.contracts.lineage import LineageRecord, RunRecord
 from tidemill.lineage.deployments import Pin, deploy
 from tidemill.storage.backends.local import LocalStorage
 
@@ -18,7 +19,7 @@ from tidemill.storage.backends.local import LocalStorage
 def cycle(tmp_path: Path) -> Path:
     path = tmp_path / "cycle.yaml"
     path.write_text(
-        "root: root\npipeline_config: p.yaml\ndaily: {input_path: '${bizdate}.parquet'}\nstream: {input_path: 'kafka://h:1/t?group.id=g'}\n"
+        "root: root\npipeline_config: p.yaml\ndaily: {input_path: '${bizdate}.csv'}\nstream: {input_path: 'kafka://h:1/t?group.id=g'}\n"
     )
     return path
 
@@ -33,7 +34,7 @@ def test_plan_shows_the_steps_and_the_commands_that_are_left(cycle: Path) -> Non
         ["train_stream", "waiting"],
         ["deploy", "waiting"],
     ]
-    assert "20240102.parquet" in result.output
+    assert "20240102.csv" in result.output
 
 
 def test_status_tells_what_is_deployed(cycle: Path) -> None:
@@ -70,6 +71,7 @@ def step(cycle: Path, name: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_step_becomes_its_job_waits_its_turn_and_is_done_once(cycle: Path) -> None:
     cycle.write_text(cycle.read_text() + "launcher: [echo, job]\n")
+    (cycle.parent / "20240102.csv").write_text("user\n1\n")
     started = step(cycle, "train_daily")
     assert started.returncode == 0
     assert started.stdout.splitlines()[1].startswith("job train --pipeline_config_path=")
@@ -79,8 +81,69 @@ def test_a_step_becomes_its_job_waits_its_turn_and_is_done_once(cycle: Path) -> 
     assert step(cycle, "full_export").stdout == "20240102: full_export is done already\n"
 
 
+def test_a_daily_step_whose_table_is_not_there_says_so_and_can_be_tried_again(cycle: Path) -> None:
+    result = step(cycle, "train_daily")
+    assert result.returncode == 75
+    assert "the daily table of 20240102 isn't complete after 0 s: no file matches" in result.stderr
+    assert str(cycle.parent / "20240102.csv") in result.stderr
+
+
+STATES = [
+    pytest.param("train_daily", {"daily/20240102/runs/r/record.json": "train_daily completed"}, "is done already", id="daily"),
+    pytest.param("train_daily", {"daily/20240102/runs/r/record.json": "train_daily running"}, "job train", id="daily killed"),
+    pytest.param("full_export", {"lineages/20240102/snapshot.json": ""}, "is done already", id="export"),
+    pytest.param(
+        "full_export",
+        {
+            "daily/20240102/runs/r/record.json": "train_daily completed",
+            "cycle/20240102/runs/r/record.json": "export running",
+            "lineages/20240102/snapshot/part": "half",
+        },
+        "job export",
+        id="export killed",
+    ),
+    pytest.param(
+        "train_stream",
+        {"lineages/20240102/snapshot.json": "", "lineages/20240102/runs/r/record.json": "train_stream running"},
+        "job train",
+        id="stream killed",
+    ),
+    pytest.param(
+        "train_stream",
+        {"lineages/20240102/snapshot.json": "", "lineages/20240102/lineage.json": "retired"},
+        "is done already",
+        id="stream retired",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "files", "outcome"), STATES)
+def test_each_step_may_be_run_again(cycle: Path, name: str, files: dict[str, str], outcome: str) -> None:
+    """A step that is done does nothing; one that was killed half way is run again, and goes on from what it left."""
+    cycle.write_text(cycle.read_text() + "launcher: [echo, job]\n")
+    (cycle.parent / "20240102.csv").write_text("user\n1\n")
+    root = LocalStorage(cycle.parent / "root")
+    for key, text in files.items():
+        root.write(key, document(text))
+    done = step(cycle, name)
+    assert done.returncode == 0, done.stderr
+    assert outcome in done.stdout
+
+
+def document(text: str) -> bytes:
+    """What a file holds: a record by "<kind> <status>", a retired lineage's, or just the text."""
+    if text == "retired":
+        return LineageRecord(date="20240102", status="retired", successor="lineages/20240103").to_bytes()
+    kind, _, status = text.partition(" ")
+    if not status:
+        return text.encode()
+    record = RunRecord.model_validate({"run_id": "r", "kind": kind, "status": status, "started_at": 0.0})
+    return record.to_bytes()
+
+
 def test_a_launcher_that_cannot_be_run_is_named(cycle: Path) -> None:
     cycle.write_text(cycle.read_text() + "launcher: [no-such-command]\n")
+    (cycle.parent / "20240102.csv").write_text("user\n1\n")
     result = step(cycle, "train_daily")
     assert result.returncode == 2
     assert "launcher: no-such-command can't be run" in result.stderr

@@ -108,6 +108,7 @@ serving: {eas: {template: service.json, feature_view_name: v}}
 
 
 def test_the_cycle_refuses_what_cannot_work(tmp_path: Path) -> None:
+    """A19: the version is the one that training writes; A21: each lineage has its own."""
     path = tmp_path / "cycle.yaml"
     path.write_text(CYCLE)
     eas = load_cycle(path).serving.eas
@@ -118,6 +119,9 @@ def test_the_cycle_refuses_what_cannot_work(tmp_path: Path) -> None:
         load_cycle(path)
     path.write_text(CYCLE.replace("ol_$", "other_$"))
     with pytest.raises(ConfigError, match=r"serving.eas.version: differs from what the stream writes"):
+        load_cycle(path)
+    path.write_text(CYCLE.replace("feature_view_name: v", "feature_view_name: v, version: ol"))
+    with pytest.raises(ConfigError, match=r"serving.eas.version: must hold \$\{bizdate\}"):
         load_cycle(path)
 
 

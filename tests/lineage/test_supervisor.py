@@ -110,12 +110,16 @@ def test_a_successor_whose_quality_gate_pauses_it_is_left(tmp_path: Path, root: 
         assert not thread.is_alive()
 
 
-def test_the_last_word_before_the_supervisor_ends_is_a_look_at_serving(tmp_path: Path, root: LocalStorage) -> None:
+def test_the_last_word_before_the_supervisor_ends_is_a_look_at_serving(
+    tmp_path: Path, root: LocalStorage, capture_events: Callable[[], list[dict[str, object]]]
+) -> None:
     with switched(quick(tmp_path), root) as cycle:
         tell(root, DAY2, "die")
         with pytest.raises(LineageError, match="train_stream-20240102 ended with 1"):
             cycle.wait()
     assert served(root) == [*SWITCHED, (DAY1, 2)]
+    (turned,) = [line for line in capture_events() if line["event"] == "cycle.turned"]
+    assert (turned["way"], turned["number"], turned["lineage"]) == ("back", 3, layout.lineage(DAY1))
 
 
 @pytest.mark.parametrize("by_hand", ["promote", "rollback"])
@@ -153,6 +157,23 @@ def test_a_predecessor_whose_folder_is_gone_is_not_gone_back_to(tmp_path: Path, 
         for _ in range(3):
             assert cycle.guard.look() is None
     assert served(root) == SWITCHED
+
+
+def test_a_deployer_that_fails_when_serving_goes_back_ends_nothing(tmp_path: Path, root: LocalStorage) -> None:
+    with switched(quick(tmp_path, bad_s=0.2), root) as cycle:
+        failures: list[str] = []
+
+        def fail_twice(date: str) -> None:
+            if len(failures) < 2:
+                failures.append(date)
+                raise LineageError("eascmd modify: ended with 3")
+
+        cycle.guard._before_deploy = fail_twice
+        tell(root, DAY2, "pause")
+        threading.Thread(target=cycle.wait, daemon=True).start()
+        eventually(lambda: served(root) == [*SWITCHED, (DAY1, 2)])
+        cycle.request_stop()
+    assert failures == [DAY1, DAY1]
 
 
 def test_the_next_date_takes_over_from_a_lineage_that_was_left(tmp_path: Path, root: LocalStorage) -> None:
@@ -365,14 +386,6 @@ def test_a_stop_request_ends_the_wait_for_a_table(tmp_path: Path) -> None:
             assert cycle.run_date(DAY1) is None
         finally:
             timer.join()
-
-
-def test_events_tell_of_a_turn(tmp_path: Path, root: LocalStorage, capture_events: Callable[[], list[dict[str, object]]]) -> None:
-    with switched(quick(tmp_path), root) as cycle:
-        tell(root, DAY2, "die")
-        watch_until(cycle, lambda: len(served(root)) == 3)
-    (turned,) = [line for line in capture_events() if line["event"] == "cycle.turned"]
-    assert (turned["way"], turned["number"], turned["lineage"]) == ("back", 3, layout.lineage(DAY1))
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from tidemill.clock import SystemClock
 from tidemill.contracts import layout
 from tidemill.errors import ConfigError, TidemillError
 from tidemill.lineage import cycle as cycles
+from tidemill.lineage.completeness import wait_for_table
 from tidemill.lineage.dates import BIZDATE
 from tidemill.lineage.eas import read_template, render_service, service_text
 from tidemill.lineage.on_record import read_records, standings
@@ -122,6 +123,8 @@ def step(
         if not cycles.must_run(wanted, date, records):
             typer.echo(f"{date}: {wanted} is done already")
             return
+        if wanted is cycles.StepName.TRAIN_DAILY:
+            wait_for_table(config.daily, date, _pause, SystemClock())
         argv = cycles.commands(config, date, records.parent)[wanted]
         typer.echo(f"$ {cycles.shell_line(argv)}")
         sys.stdout.flush()
@@ -129,6 +132,11 @@ def step(
             os.execvp(argv[0], argv)
         except OSError as error:
             raise ConfigError(f"launcher: {argv[0]} can't be run: {error.strerror}") from None
+
+
+def _pause(seconds: float) -> bool:
+    SystemClock().sleep(seconds)
+    return False
 
 
 @app.command()

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tidemill import registry
-from tidemill.clock import SystemClock
+from tidemill.clock import Clock, SystemClock
 from tidemill.config.env import odps_credentials
 from tidemill.config.odps_uri import SCHEME, parse_odps_paths
 from tidemill.data.sources.files import FileSet, FoundFile
 from tidemill.errors import ConfigError, DataError, DeadlineError, StorageError
 from tidemill.lineage.cycle import DailyConfig
 from tidemill.lineage.dates import dated
+from tidemill.logs import log
 
 if TYPE_CHECKING:
     from tidemill.data.sources.maxcompute.client import Connection
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 _COMPRESSION = "LZ4_FRAME"
 _TIMEOUT_S = 60.0
+# Between two looks at a table that isn't complete.
+_LOOK_S = 5.0
 _CSV = re.compile(r"\.(?:csv|tsv|txt)(?:\.\w+)?$")
 
 
@@ -33,6 +36,24 @@ def table_lacks(daily: DailyConfig, date: str) -> str:
         return missing(dated(daily.input_path, date), dated(daily.complete.marker, date))
     except StorageError as error:
         return str(error)
+
+
+def wait_for_table(daily: DailyConfig, date: str, pause: Callable[[float], bool], clock: Clock) -> bool:
+    """Wait until a date's table is complete, at most `daily.complete.wait_s`. False: `pause(seconds)` says that it is given up.
+
+    Raises DeadlineError that says what the table lacks.
+    """
+    wait_s = daily.complete.wait_s
+    until, told = clock.monotonic() + wait_s, ""
+    while lacks := table_lacks(daily, date):
+        if clock.monotonic() >= until:
+            raise DeadlineError(f"the daily table of {date} isn't complete after {wait_s:g} s: {lacks}")
+        if lacks != told:
+            log.info("waiting for the daily table of %s: %s", date, lacks)
+            told = lacks
+        if pause(min(_LOOK_S, wait_s)):
+            return False
+    return True
 
 
 def missing(address: str, marker: str = "") -> str:

@@ -240,6 +240,8 @@ def _cross_check(config: CycleConfig, root: Node) -> list[Finding]:
     eas = config.serving.eas
     if eas is not None and config.handover.policy != "caught_up":
         report("needs handover.policy: caught_up; the service confirms nothing in the root", "serving", "eas")
+    if eas is not None and BIZDATE not in eas.version:
+        report("must hold ${bizdate}, or lineages would write over each other's embeddings", "serving", "eas", "version")
     for name in ("feature_view_name", "version") if eas is not None else ():
         for path, value in config.stream.edits.items():
             if path.endswith(f"feature_store_config.{name}") and value != getattr(eas, name):

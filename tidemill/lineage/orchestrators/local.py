@@ -13,8 +13,8 @@ from tidemill.cadence import StopReason
 from tidemill.clock import Clock, SystemClock
 from tidemill.contracts import layout
 from tidemill.contracts.lineage import Deployment
-from tidemill.errors import ConfigError, DeadlineError, FencedError, LineageError, RetiredError, StorageError
-from tidemill.lineage.completeness import table_lacks
+from tidemill.errors import ConfigError, DeadlineError, FencedError, LineageError, RetiredError, StorageError, TidemillError
+from tidemill.lineage.completeness import wait_for_table
 from tidemill.lineage.cycle import (
     CycleConfig,
     CycleStep,
@@ -333,8 +333,8 @@ class LocalCycle:
     def _run_job(self, name: StepName, date: str, argv: list[str], limit_s: float) -> None:
         if self._is_done(name, date):
             return
-        if name is StepName.TRAIN_DAILY:
-            self._wait_for_table(date)
+        if name is StepName.TRAIN_DAILY and not wait_for_table(self.config.daily, date, self._wait_s, self.clock):
+            raise _StopRequestedError
         child = child_name(name, date)
         event("cycle.step", step=name, date=date, state="started")
         self.lease.require()
@@ -349,19 +349,6 @@ class LocalCycle:
             code = state.exit_code if state else None
             raise LineageError(f"{name} of {date} ended with {code} and is not complete; see {self.children.log_path(child)}")
         event("cycle.step", step=name, date=date, state="done")
-
-    def _wait_for_table(self, date: str) -> None:
-        """Until the day's table is complete. Raises DeadlineError that says what it lacks."""
-        wait_s = self.config.daily.complete.wait_s
-        until, told = self.clock.monotonic() + wait_s, ""
-        while lacks := table_lacks(self.config.daily, date):
-            if self.clock.monotonic() >= until:
-                raise DeadlineError(f"the daily table of {date} isn't complete after {wait_s:g} s: {lacks}")
-            if lacks != told:
-                log.info("waiting for the daily table of %s: %s", date, lacks)
-                told = lacks
-            if self._wait_s(min(_LOOK_S, wait_s)):
-                raise _StopRequestedError
 
     def _is_done(self, name: StepName, date: str) -> bool:
         return any(step.name is name and step.state == "done" for step in self.plan(date))
@@ -487,8 +474,10 @@ class LocalCycle:
             try:
                 self.lease.require()
                 self.guard.look()
-            except StorageError as error:
-                log.warning("the root can't be looked at, trying again: %s", error)
+            except FencedError:
+                raise
+            except TidemillError as error:
+                log.warning("what is served can't be looked after, trying again: %s", error)
         return stop
 
     def _restarts(self) -> RestartPolicy:
