@@ -10,8 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from tidemill.errors import ConfigError
-from tidemill.lineage.completeness import missing, table_lacks
+from tidemill.lineage.completeness import table_lacks
 from tidemill.lineage.cycle import CompleteConfig, DailyConfig
+from tidemill.lineage.tables import missing
 from tidemill.testing.maxcompute import MaxComputeEmulator
 
 DATE = "20240102"

@@ -231,20 +231,44 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+def start_command(config: CycleConfig, tmp_path: Path) -> subprocess.Popen[bytes]:
+    """`tidemill cycle run` of the first day, as a process of its own."""
+    path = tmp_path / "cycle.yaml"
+    path.write_text(config.model_dump_json(exclude_none=True))
+    code = "import sys; from tidemill.cli.cycle import app; app(sys.argv[1:], standalone_mode=True)"
+    with (tmp_path / "output").open("wb") as file:
+        argv = [sys.executable, "-c", code, "run", str(path), "--date", DAY1]
+        return subprocess.Popen(argv, stdout=file, stderr=file, cwd=REPOSITORY, start_new_session=True)
+
+
+def test_a_frozen_supervisor_is_replaced_and_ends_when_it_wakes(tmp_path: Path, root: LocalStorage) -> None:
+    """As with two machines: its process is there, its heartbeat isn't, and its stream trains on until it is fenced."""
+    config = cycle_config(tmp_path, server=False)
+    supervisor = start_command(config, tmp_path)
+    try:
+        eventually(lambda: "deployment 1 serves" in (tmp_path / "output").read_text(), 60.0)
+        eventually(lambda: bool(run_records(root, prefix=layout.lineage(DAY1))))
+        supervisor.send_signal(signal.SIGSTOP)
+        with LocalCycle(config, poll_s=0.05) as cycle:
+            cycle.run_date(DAY1)
+            eventually(lambda: [run.status for run in run_records(root, prefix=layout.lineage(DAY1))] == ["failed", "running"])
+            supervisor.send_signal(signal.SIGCONT)
+            assert supervisor.wait(60.0) == FencedError.exit_code
+            assert "another supervisor (term 2) has taken over" in (tmp_path / "output").read_text()
+            cycle.lease.require()
+            assert cycle.children.pid(STREAM1) is not None
+    finally:
+        supervisor.kill()
+        supervisor.wait()
+
+
 def test_a_killed_supervisor_is_resumed_and_an_orphan_of_its_stream_is_fenced(tmp_path: Path, root: LocalStorage) -> None:
     """The stream's launcher, like torchrun, has the trainer as a child of its own, which outlives it. The run that follows takes a
     higher term, so the orphan stops at its next commit: two processes for a moment, one writer at any time."""
     config = cycle_config(tmp_path, server=False)
     launcher = ("sh", "-c", f'{" ".join(PLAYER)} "$@"; exit $?', "sh")
     config = config.model_copy(update={"stream": config.stream.model_copy(update={"launcher": launcher})})
-    path = tmp_path / "cycle.yaml"
-    path.write_text(config.model_dump_json(exclude_none=True))
-    code = "import sys; from tidemill.cli.cycle import app; app(sys.argv[1:], standalone_mode=True)"
-    with (tmp_path / "output").open("wb") as file:
-        supervisor = subprocess.Popen(
-            [sys.executable, "-c", code, "run", str(path), "--date", DAY1],
-            stdout=file, stderr=file, cwd=REPOSITORY, start_new_session=True,
-        )  # fmt: skip
+    supervisor = start_command(config, tmp_path)
     orphan: RunRecord | None = None
     try:
         eventually(lambda: "deployment 1 serves" in (tmp_path / "output").read_text(), 60.0)
