@@ -229,15 +229,34 @@ def test_a_fenced_run_commits_nothing_more_and_says_so(storage):
     assert ranks.managers[0].newest[1].step == 5
 
 
-def test_the_same_step_twice_in_one_term_keeps_the_first(storage):
-    ranks = Ranks(storage)
+def test_the_same_step_twice_in_one_run_keeps_both_and_the_second_counts(storage):
+    """Issue 4: rows may have been done with, or a pass, though no step followed."""
+    ranks = Ranks(storage, 2)
+    assert ranks.save(4)
     assert ranks.save(5)
     first = storage.read(layout.checkpoint_manifest(5, 1))
-    assert ranks.save(5), "it is saved"
+    files = {entry.key: storage.read(entry.key) for entry in latest_checkpoint(storage)[1].all_files}
+    assert ranks.save(5)
     ranks.close()
+    key, manifest = latest_checkpoint(storage)
+    assert key == layout.checkpoint_manifest(5, 1, 3)
+    assert ranks.managers[0].newest == (key, manifest)
+    assert read_checkpoint(storage, 5) == (key, manifest)
     assert storage.read(layout.checkpoint_manifest(5, 1)) == first
-    assert ranks.managers[0].newest[1].to_bytes() == first
-    assert_tables_of(storage, latest_checkpoint(storage)[1], 5)
+    assert {name: storage.read(name) for name in files} == files, "a reader of the first one isn't disturbed"
+    assert files.keys().isdisjoint(entry.key for entry in manifest.all_files)
+    assert_tables_of(storage, manifest, 5)
+
+
+def test_the_next_run_names_its_own_second_save_and_wins_by_its_term(storage):
+    ranks = Ranks(storage)
+    assert ranks.save(5)
+    assert ranks.save(5)
+    ranks.close()
+    later = Ranks(storage, term=2)
+    assert later.save(5)
+    later.close()
+    assert latest_checkpoint(storage)[0] == layout.checkpoint_manifest(5, 2)
 
 
 def test_another_runs_checkpoint_of_the_same_term_and_step_is_never_replaced(storage):
@@ -248,6 +267,7 @@ def test_another_runs_checkpoint_of_the_same_term_and_step_is_never_replaced(sto
     assert not ranks.save(5)
     ranks.close()
     assert storage.read(layout.checkpoint_manifest(5, 1)) == other.to_bytes()
+    assert latest_checkpoint(storage)[1].run_id == "somebody else"
 
 
 def test_a_rank_that_never_writes_fails_the_save_and_the_next_one_works(storage):

@@ -116,7 +116,7 @@ def test_increments_go_on_while_a_fold_is_slow(storage):
     line = Line(storage, fold_after=2)
     line.train_and_save(3)
     line.finish_fold()
-    part = "model.ckpt-3/00000001/fold/part-00000.json"
+    part = "model.ckpt-3/00000001/000000/fold/part-00000.json"
     held_back = storage.read(part)
     storage.delete(part)
     line.train_and_save(1)
@@ -133,7 +133,7 @@ def test_what_a_chain_is_made_of_is_not_called_unfinished(storage, caplog):
     line = Line(storage, fold_after=9, keep=1)
     line.train_and_save(4)
     line.close()
-    assert set(checkpoint_keys(list_checkpoints(storage))) == {(1, 4)}, "the others' files are there without their manifests"
+    assert set(checkpoint_keys(list_checkpoints(storage))) == {(1, 4, 0)}, "the others' files are there without their manifests"
     storage.write(f"{layout.checkpoint(9)}/00000001/000001/part-00000.json", b"torn")
     newest(storage)
     assert [record.args[0] for record in caplog.records if "was never finished" in record.getMessage()] == [

@@ -18,11 +18,12 @@ from tidemill.checkpoint.discovery import latest_checkpoint, read_checkpoint
 from tidemill.checkpoint.leases import LEASE_S, reading
 from tidemill.checkpoint.retention import UNFINISHED_S, prune, sweep, to_delete
 from tidemill.contracts import layout
+from tidemill.contracts.layout import CheckpointName
 from tidemill.errors import CheckpointError
 from tidemill.storage.backends.local import LocalStorage
 from tidemill.testing.faulty_storage import FaultyStorage
 
-names = st.tuples(st.integers(1, 3), st.integers(0, 20))
+names = st.builds(CheckpointName, st.integers(1, 3), st.integers(0, 20), st.integers(0, 2))
 
 
 @given(st.sets(names), st.sets(names), st.integers(0, 5))
@@ -79,6 +80,32 @@ def test_nothing_is_deleted_on_the_training_thread(storage):
 def test_without_a_limit_all_stay(storage):
     save_all(storage, [1, 2, 3])
     assert steps_left(storage) == {"model.ckpt-1", "model.ckpt-2", "model.ckpt-3"}
+
+
+def test_of_two_saves_at_one_step_the_first_goes_alone(storage):
+    """Both lie in one folder; what a third one at that step has begun is newer than both."""
+    save_all(storage, [1, 5, 5], keep=0)
+    kept = {entry.key for entry in latest_checkpoint(storage)[1].all_files}
+    under_way = f"{layout.checkpoint_files(5, 1, 4)}/part-00000.json"
+    storage.write(under_way, b"{}")
+    prune(storage, keep=1)
+    left = {info.key for info in storage.list("model.ckpt-")}
+    assert {key for key in left if layout.checkpoint_of_manifest(key)} == {layout.checkpoint_manifest(5, 1, 3)}
+    assert left >= {under_way, *kept}
+    assert not [key for key in left if layout.checkpoint_of_file(key) == (1, 5, 0)]
+    assert_tables_of(storage, latest_checkpoint(storage)[1], 5)
+
+
+def test_both_saves_at_a_step_that_is_read_stay(storage):
+    """DCL 9.18: a lease names a step."""
+    save_all(storage, [1, 1, 2])
+    with reading(storage, 1):
+        prune(storage, keep=1)
+        assert storage.list(layout.checkpoint_manifest(1, 1))
+        assert read_checkpoint(storage, 1)[0] == layout.checkpoint_manifest(1, 1, 2)
+        assert_tables_of(storage, read_checkpoint(storage, 1)[1], 1)
+    prune(storage, keep=1)
+    assert steps_left(storage) == {"model.ckpt-2"}
 
 
 def test_manifests_go_before_any_file(storage):

@@ -76,8 +76,10 @@ def test_every_version_can_be_read(example: Document):
         (layout.release(8), "releases/00000008.json"),
         (layout.compaction(8), "compactions/00000008.json"),
         (layout.checkpoint(200), "model.ckpt-200"),
-        (layout.checkpoint_files(200, 2), "model.ckpt-200/00000002"),
+        (layout.checkpoint_files(200, 2), "model.ckpt-200/00000002/000000"),
+        (layout.checkpoint_files(200, 2, 7), "model.ckpt-200/00000002/000007"),
         (layout.checkpoint_manifest(200, 2), "model.ckpt-200/manifest-00000002.json"),
+        (layout.checkpoint_manifest(200, 2, 7), "model.ckpt-200/manifest-00000002-000007.json"),
         (layout.DATALOADER_STATE, "dataloader_state.json"),
         (layout.PIPELINE, "pipeline.config"),
         (layout.run("r"), "runs/r"),
@@ -101,8 +103,9 @@ def test_numbers_are_read_back_from_names(number: int):
     assert layout.release_sequence(layout.release(number)) == number
     assert layout.compaction_sequence(layout.compaction(number)) == number
     assert layout.output_part_number(layout.output_part(number, "csv.gz")) == number
-    assert layout.checkpoint_of_manifest(layout.checkpoint_manifest(number, 3)) == (number, 3)
-    assert layout.checkpoint_of_file(f"{layout.checkpoint_files(3, number)}/x") == (3, number)
+    assert layout.checkpoint_of_manifest(layout.checkpoint_manifest(number, 3)) == (3, number, 0)
+    assert layout.checkpoint_of_manifest(layout.checkpoint_manifest(3, 4, number)) == (4, 3, number)
+    assert layout.checkpoint_of_file(f"{layout.checkpoint_files(3, number, 5)}/tables/x") == (number, 3, 5)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import numpy as np
 from tidemill import logs
 from tidemill.contracts import layout
 from tidemill.contracts.checkpoint import CheckpointManifest, RankState
+from tidemill.contracts.layout import CheckpointName
 from tidemill.contracts.progress import DataloaderState
 from tidemill.errors import CheckpointError, CorruptError, NotFoundError
 from tidemill.storage.arrays import read_arrays
@@ -22,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 def latest_checkpoint(storage: Storage) -> tuple[str, CheckpointManifest] | None:
-    """Key and manifest of the newest whole checkpoint of a folder, by (term, step); None if there is none.
+    """Key and manifest of the newest whole checkpoint of a folder, by (term, step, save); None if there is none.
 
     One whose manifest is torn or missing, or which lacks a file, is named in the log and skipped. Raises CheckpointError if
     some were saved, and all of them are damaged: what they held mustn't be begun again unasked.
@@ -32,7 +33,7 @@ def latest_checkpoint(storage: Storage) -> tuple[str, CheckpointManifest] | None
     _name_unfinished(storage, found, manifests.values())
     newest = _newest_whole(storage, manifests, found)
     if newest is None and manifests:
-        damaged = ", ".join(layout.checkpoint(step) for _, step in sorted(manifests, reverse=True))
+        damaged = ", ".join(dict.fromkeys(layout.checkpoint(name.step) for name in sorted(manifests, reverse=True)))
         raise CheckpointError(
             f"{storage.url}: {damaged}: saved, but damaged (the log says how), and there is no other;"
             " restore one, or move them away"
@@ -47,7 +48,7 @@ def read_checkpoint(storage: Storage, step: int | None = None) -> tuple[str, Che
     else:
         # An incremental one lists files of others.
         found = list_checkpoints(storage)
-        newest = _newest_whole(storage, {at: key for at, key in checkpoint_keys(found).items() if at[1] == step}, found)
+        newest = _newest_whole(storage, {at: key for at, key in checkpoint_keys(found).items() if at.step == step}, found)
     if newest is None:
         of_step = "" if step is None else f" of step {step}"
         raise CheckpointError(f"{storage.url}: no whole checkpoint{of_step} (model.ckpt-N/manifest-*.json)")
@@ -59,9 +60,9 @@ def list_checkpoints(storage: Storage) -> dict[str, int]:
     return {info.key: info.size for info in storage.list("model.ckpt-")}
 
 
-def checkpoint_keys(keys: Iterable[str]) -> dict[tuple[int, int], str]:
-    """(term, step) -> key, of the manifests among the keys."""
-    return {(at[1], at[0]): key for key in keys if (at := layout.checkpoint_of_manifest(key)) is not None}
+def checkpoint_keys(keys: Iterable[str]) -> dict[CheckpointName, str]:
+    """The manifests among the keys, by name; the greatest is the newest."""
+    return {name: key for key in keys if (name := layout.checkpoint_of_manifest(key)) is not None}
 
 
 def whole_checkpoint(storage: Storage, key: str, found: Mapping[str, int]) -> CheckpointManifest | None:
@@ -74,7 +75,8 @@ def whole_checkpoint(storage: Storage, key: str, found: Mapping[str, int]) -> Ch
     except (CorruptError, NotFoundError) as error:
         _skip(key, str(error))
         return None
-    if layout.checkpoint_manifest(manifest.step, manifest.term) != key:
+    name = layout.checkpoint_of_manifest(key)
+    if name is None or name[:2] != (manifest.term, manifest.step):
         _skip(key, f"{storage.url}/{key} is the manifest of step {manifest.step}, term {manifest.term}")
         return None
     missing = [entry.key for entry in manifest.all_files if found.get(entry.key) != entry.size]
@@ -116,7 +118,7 @@ def _rank_state(storage: Storage, state: RankState) -> dict[str, dict[str, Any]]
 
 
 def _newest_whole(
-    storage: Storage, manifests: Mapping[tuple[int, int], str], found: Mapping[str, int]
+    storage: Storage, manifests: Mapping[CheckpointName, str], found: Mapping[str, int]
 ) -> tuple[str, CheckpointManifest] | None:
     for checkpoint in sorted(manifests, reverse=True):
         manifest = whole_checkpoint(storage, manifests[checkpoint], found)

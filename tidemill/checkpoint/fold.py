@@ -17,7 +17,6 @@ from tidemill import logs
 from tidemill.checkpoint.chain import Chain, chain_of, overlapping
 from tidemill.checkpoint.parts import OPTIMIZER, WEIGHTS, write_rows
 from tidemill.clock import Clock
-from tidemill.contracts import layout
 from tidemill.contracts.checkpoint import CheckpointManifest, FoldPart
 from tidemill.contracts.files import TableFile
 from tidemill.errors import CorruptError, NotFoundError, StorageError
@@ -44,9 +43,10 @@ class RowRange:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fold:
-    """Which checkpoint is folded, and where to. `chain`: its files; None: its manifest says."""
+    """Which checkpoint is folded, and where to. `chain`: its files; None: its manifest (a key) says."""
 
     step: int
+    manifest: str
     folder: str
     ranges: tuple[RowRange, ...]
     chain: Chain | None
@@ -83,16 +83,16 @@ class Folder:
         """Where files may lie that no manifest lists yet."""
         return self._pending.folder if self._pending else None
 
-    def begin(self, step: int, ranges: Sequence[RowRange], chain: Chain | None) -> None:
+    def begin(self, step: int, saved: tuple[str, str], ranges: Sequence[RowRange], chain: Chain | None) -> None:
         """Fold this run's checkpoint of a step, which is committed. If the last fold still runs, this one is left out.
 
-        `chain`: the files that it lists, as rank 0 knows them.
+        `saved`: the key of its manifest, and the folder of its files. `chain`: the files that it lists, as rank 0 knows them.
         """
         if self.busy:
             log.info("the checkpoint of step %d isn't folded: the last fold still runs", step)
             return
-        folder = f"{layout.checkpoint_files(step, self._writer.term)}/fold"
-        self._pending = Fold(step, folder, tuple(ranges), chain)
+        manifest, folder = saved
+        self._pending = Fold(step, manifest, f"{folder}/fold", tuple(ranges), chain)
         self._worker.submit(self._pending)
 
     def finished(self) -> tuple[Fold, list[FoldPart]] | None:
@@ -133,7 +133,7 @@ class Folder:
         logs.event("checkpoint.folded", step=fold.step, seconds=self._clock.monotonic() - started)
 
     def _read_chain(self, fold: Fold) -> Chain:
-        key = layout.checkpoint_manifest(fold.step, self._writer.term)
+        key = fold.manifest
         return chain_of(CheckpointManifest.parse(self._storage.read(key), where=f"{self._storage.url}/{key}"))
 
     def _fold_tables(self, fold: Fold, chain: Chain) -> FoldPart:

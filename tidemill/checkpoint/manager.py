@@ -37,8 +37,16 @@ _RETRY_PAUSE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class _Job:
+    """One save. `again`: this run had begun one at the same step before."""
+
     number: int
     capture: Capture
+    again: bool
+
+    @property
+    def save(self) -> int:
+        """What its names say."""
+        return self.number if self.again else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +99,8 @@ class CheckpointManager:
         """Rank 0: what the next incremental checkpoint builds on."""
         self._has_base = self._base is not None
         self._since_fold = self._base.increments if self._base else 0
-        self._saving: Capture | None = None
+        self._saving: _Job | None = None
+        self._last_step = -1
         self._swept = False
         self._fold = Folder(storage, writer, clock=self._clock)
         self._worker: BackgroundWorker[_Job] = BackgroundWorker("checkpoint", self._save, clock=self._clock)
@@ -125,18 +134,24 @@ class CheckpointManager:
         return self._increments is None or not self._has_base
 
     def save(self, capture: Capture) -> int:
-        """Hand over a capture; its arrays must not change until the save is settled. Returns the save's number."""
+        """Hand over a capture; its arrays must not change until the save is settled. Returns the save's number.
+
+        A second one of the same step gets a manifest of its own, and counts instead of the first: rows may have been done with, or
+        a pass, though no step followed.
+        """
         self._number += 1
-        self._saving = capture
-        self._worker.submit(_Job(self._number, capture))
+        self._saving = _Job(self._number, capture, again=capture.step == self._last_step)
+        self._last_step = capture.step
+        self._worker.submit(self._saving)
         return self._number
 
     def on_settled(self, number: int, committed: bool) -> None:
         """Rank 0's word on the last save. Every rank takes it at the same SyncPoint, and folds at the same checkpoints."""
-        capture, increments = self._saving, self._increments
+        job, increments = self._saving, self._increments
         self._has_base, self._saving = committed, None
-        if capture is None or increments is None or not committed:
+        if job is None or increments is None or not committed:
             return
+        capture = job.capture
         if capture.full:
             self._since_fold = 0
             self._fold.drop()
@@ -145,7 +160,8 @@ class CheckpointManager:
         if self._since_fold >= increments.fold_after:
             self._since_fold = 0
             ranges = [RowRange(table.table, table.row_start, table.row_stop) for table in capture.tables]
-            self._fold.begin(capture.step, ranges, chain_of(self._base) if self._writer.rank == 0 and self._base else None)
+            chain = chain_of(self._base) if self._writer.rank == 0 and self._base else None
+            self._fold.begin(capture.step, (self._key(job), self._folder(job)), ranges, chain)
 
     def check(self) -> None:
         """Raise FencedError, or the error of a bug, if saving has stopped for good."""
@@ -183,7 +199,7 @@ class CheckpointManager:
                 blocked_s=job.capture.blocked_s,
                 increments=manifest.increments,
             )
-            self._tidy(layout.checkpoint_manifest(step, self._writer.term))
+            self._tidy(self._key(job))
 
     def _tidy(self, newest: str) -> None:
         """Delete old checkpoints and what died, unless another run has taken over: it may build on them."""
@@ -199,9 +215,11 @@ class CheckpointManager:
             sweep(self._storage, newest)
         prune(self._storage, keep=self._keep, spare=self._fold.pending_folder, best=self._best)
 
+    def _key(self, job: _Job) -> str:
+        return layout.checkpoint_manifest(job.capture.step, self._writer.term, job.save)
+
     def _folder(self, job: _Job) -> str:
-        # The number keeps a second save at the same step away from the parts of the first.
-        return f"{layout.checkpoint_files(job.capture.step, self._writer.term)}/{job.number:06d}"
+        return layout.checkpoint_files(job.capture.step, self._writer.term, job.save)
 
     def _write_part_patiently(self, job: _Job) -> None:
         for attempt in range(1, _TRIES + 1):
@@ -231,10 +249,10 @@ class CheckpointManager:
         chain = extend(below, parts)
         require_all_rows(self._tables, chain.tables)
         manifest = self._manifest(capture, parts, chain, self._write_shared_files(capture, parts, folder))
-        key = layout.checkpoint_manifest(capture.step, writer.term)
+        key = self._key(job)
         require_unfenced(self._storage, writer.term)
         if not create_once(self._storage, key, manifest.to_bytes(), clock=self._clock):
-            manifest = self._own_earlier(key)
+            raise StorageError(f"{self._storage.url}/{key} is another run's; nothing was replaced")
         self._newest = (key, manifest)
         self._base = manifest
         if capture.full or adopted:
@@ -293,10 +311,3 @@ class CheckpointManager:
             parent=self._parent,
             state=capture.shared_state,
         )
-
-    def _own_earlier(self, key: str) -> CheckpointManifest:
-        """What holds the key: this run's earlier save of the same step, of which the store had said that it failed, is as good."""
-        earlier = CheckpointManifest.parse(self._storage.read(key), where=f"{self._storage.url}/{key}")
-        if earlier.run_id != self._writer.run_id:
-            raise StorageError(f"{self._storage.url}/{key} is of run {earlier.run_id}; nothing was replaced")
-        return earlier

@@ -9,6 +9,7 @@ from tidemill.checkpoint.discovery import checkpoint_keys, list_checkpoints, who
 from tidemill.checkpoint.leases import condemn, forget
 from tidemill.contracts import layout
 from tidemill.contracts.checkpoint import CheckpointManifest
+from tidemill.contracts.layout import CheckpointName
 from tidemill.errors import StorageError
 from tidemill.storage.backends.local import LocalStorage
 from tidemill.storage.base import Storage
@@ -21,11 +22,12 @@ UNFINISHED_S = 3600.0
 BestStep = Callable[[Collection[int]], int | None]
 
 
-Name = tuple[int, int]
-"""(term, step) of a checkpoint."""
-
-
-def to_delete(found: Collection[Name], whole: Collection[Name], keep: int, protected: Collection[Name] = ()) -> list[Name]:
+def to_delete(
+    found: Collection[CheckpointName],
+    whole: Collection[CheckpointName],
+    keep: int,
+    protected: Collection[CheckpointName] = (),
+) -> list[CheckpointName]:
     """Those that go: older than the newest whole checkpoint, none of the newest `keep` whole ones, and not protected. Pure.
 
     `protected` ones are whole, and don't count among the newest. Torn and unfinished ones don't count, and go too; what is newer
@@ -75,29 +77,31 @@ def sweep(storage: Storage, newest: str) -> None:
 def _prune(storage: Storage, keep: int, spare: str | None, best: BestStep) -> None:
     found = list_checkpoints(storage)
     manifests, files = checkpoint_keys(found), _files_of(found)
-    whole: dict[Name, CheckpointManifest] = {}
+    whole: dict[CheckpointName, CheckpointManifest] = {}
     for checkpoint in sorted(manifests, reverse=True):
         if len(whole) < keep and (manifest := whole_checkpoint(storage, manifests[checkpoint], found)) is not None:
             whole[checkpoint] = manifest
     if not whole:
         return
-    best_of_all = best({step for _, step in manifests})
-    protected = _whole_of(storage, found, {at: manifests[at] for at in manifests if at not in whole and at[1] == best_of_all})
+    best_of_all = best({name.step for name in manifests})
+    protected = _whole_of(storage, found, {at: manifests[at] for at in manifests if at not in whole and at.step == best_of_all})
     condemned = to_delete(manifests.keys() | files.keys(), whole, keep, protected)
-    steps = {at[1] for at in condemned if at in manifests}
+    steps = {at.step for at in condemned if at in manifests}
     read = condemn(storage, steps, now=_modified_at(storage, manifests[max(whole)]))
-    protected |= _whole_of(storage, found, {at: manifests[at] for at in condemned if at in manifests and at[1] in read})
+    protected |= _whole_of(storage, found, {at: manifests[at] for at in condemned if at in manifests and at.step in read})
     _delete(storage, [at for at in condemned if at not in protected], manifests, files, _needed({**whole, **protected}, spare))
     forget(storage, steps - read)
 
 
-def _whole_of(storage: Storage, found: Mapping[str, int], manifests: Mapping[Name, str]) -> dict[Name, CheckpointManifest]:
+def _whole_of(
+    storage: Storage, found: Mapping[str, int], manifests: Mapping[CheckpointName, str]
+) -> dict[CheckpointName, CheckpointManifest]:
     """The manifests of those that are whole: what is torn is of no use to anyone."""
     read = {at: whole_checkpoint(storage, key, found) for at, key in manifests.items()}
     return {at: manifest for at, manifest in read.items() if manifest is not None}
 
 
-def _needed(kept: Mapping[Name, CheckpointManifest], spare: str | None) -> Callable[[str], bool]:
+def _needed(kept: Mapping[CheckpointName, CheckpointManifest], spare: str | None) -> Callable[[str], bool]:
     # What stays without being whole is newer than all that are, and under way: it can build on the newest whole one only.
     listed = {entry.key for manifest in kept.values() for entry in manifest.all_files}
     return lambda key: key in listed or bool(spare and key.startswith(f"{spare}/"))
@@ -105,9 +109,9 @@ def _needed(kept: Mapping[Name, CheckpointManifest], spare: str | None) -> Calla
 
 def _delete(
     storage: Storage,
-    going: Collection[Name],
-    manifests: Mapping[Name, str],
-    files: Mapping[Name, Collection[str]],
+    going: Collection[CheckpointName],
+    manifests: Mapping[CheckpointName, str],
+    files: Mapping[CheckpointName, Collection[str]],
     needed: Callable[[str], bool],
 ) -> None:
     for checkpoint in going:
@@ -124,10 +128,10 @@ def _modified_at(storage: Storage, key: str) -> float:
     return max((info.modified_at for info in storage.list(key)), default=0.0)
 
 
-def _files_of(found: Iterable[str]) -> dict[tuple[int, int], list[str]]:
-    """Keys of files by the (term, step) of the checkpoint that they were written for."""
-    files: dict[tuple[int, int], list[str]] = {}
+def _files_of(found: Iterable[str]) -> dict[CheckpointName, list[str]]:
+    """Keys of files by the checkpoint that they were written for."""
+    files: dict[CheckpointName, list[str]] = {}
     for key in found:
         if (at := layout.checkpoint_of_file(key)) is not None:
-            files.setdefault((at[1], at[0]), []).append(key)
+            files.setdefault(at, []).append(key)
     return files

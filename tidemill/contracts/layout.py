@@ -6,7 +6,7 @@
                             dense_hot_export/current.json  progress.json  model.ckpt-N/  runs/<run>/
     ROOT/cycle/<date>/      runs/  of a date's exports and deployments
     ROOT/supervisor/        terms/  runs/  of whoever supervises the root
-    model.ckpt-N/           manifest-<term>.json  <term>/...
+    model.ckpt-N/           manifest-<term>.json, manifest-<term>-<save>.json if a run saved again there; <term>/<save>/...
     readers/<step>/         <reader>: a process is reading that checkpoint; going: it is about to be deleted
     train_eval_result_v2.txt  one line an evaluation during training
     eval_result.txt         one line a stand-alone evaluation, beside the checkpoints
@@ -21,6 +21,7 @@ Keys are relative to the folder that the section names: the root, or one lineage
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 ACTIVE = "active.json"
 SUPERVISOR = "supervisor"
@@ -42,14 +43,22 @@ UNFINISHED_OUTPUT = "_temporary"
 
 CHECKPOINT_READERS = "readers/"
 
-_CHECKPOINT_MANIFEST = re.compile(r"^model\.ckpt-(\d+)/manifest-(\d+)\.json$")
-_CHECKPOINT_FILE = re.compile(r"^model\.ckpt-(\d+)/(\d+)/")
+_CHECKPOINT_MANIFEST = re.compile(r"^model\.ckpt-(\d+)/manifest-(\d+)(?:-(\d+))?\.json$")
+_CHECKPOINT_FILE = re.compile(r"^model\.ckpt-(\d+)/(\d+)/(?:(\d+)/)?")
 _READER = re.compile(r"^readers/(\d+)/(?!going$)[^/]+$")
 _RELEASE = re.compile(r"^releases/(\d+)\.json$")
 _TERM = re.compile(r"^terms/(\d+)\.json$")
 _DEPLOYMENT = re.compile(r"^deployments/(\d+)\.json$")
 _OUTPUT_PART = re.compile(r"^part-(\d+)\.(?:parquet|csv|csv\.gz|csv\.zst)$")
 _COMPACTION = re.compile(r"^compactions/(\d+)\.json$")
+
+
+class CheckpointName(NamedTuple):
+    """Which save a checkpoint is of; the greatest is the newest. `save`: 0 for a run's first one at that step."""
+
+    term: int
+    step: int
+    save: int
 
 
 def daily(date: str) -> str:
@@ -113,25 +122,24 @@ def checkpoint(step: int) -> str:
     return f"model.ckpt-{step}"
 
 
-def checkpoint_files(step: int, term: int) -> str:
-    """Folder of the files that one term wrote of a checkpoint."""
-    return f"model.ckpt-{step}/{term:08d}"
+def checkpoint_files(step: int, term: int, save: int = 0) -> str:
+    """Folder of the files that one save wrote; `save`: as in its manifest's name."""
+    return f"model.ckpt-{step}/{term:08d}/{save:06d}"
 
 
-def checkpoint_manifest(step: int, term: int) -> str:
-    return f"model.ckpt-{step}/manifest-{term:08d}.json"
+def checkpoint_manifest(step: int, term: int, save: int = 0) -> str:
+    """`save`: the number of a save of a run that had saved at the same step before; 0 for the first one there."""
+    return f"model.ckpt-{step}/manifest-{term:08d}{f'-{save:06d}' if save else ''}.json"
 
 
-def checkpoint_of_manifest(key: str) -> tuple[int, int] | None:
-    """(step, term) of a checkpoint manifest's key; None for any other key."""
-    match = _CHECKPOINT_MANIFEST.match(key)
-    return (int(match[1]), int(match[2])) if match else None
+def checkpoint_of_manifest(key: str) -> CheckpointName | None:
+    """The name of the checkpoint whose manifest has the key; None for any other key."""
+    return _checkpoint_name(_CHECKPOINT_MANIFEST.match(key))
 
 
-def checkpoint_of_file(key: str) -> tuple[int, int] | None:
-    """(step, term) of the checkpoint that a file was written for; None for a manifest and any other key."""
-    match = _CHECKPOINT_FILE.match(key)
-    return (int(match[1]), int(match[2])) if match else None
+def checkpoint_of_file(key: str) -> CheckpointName | None:
+    """The name of the checkpoint that a file was written for; None for a manifest and any other key."""
+    return _checkpoint_name(_CHECKPOINT_FILE.match(key))
 
 
 def checkpoint_reader(step: int, reader: str) -> str:
@@ -175,6 +183,10 @@ def output_part(number: int, suffix: str) -> str:
 
 def output_part_number(key: str) -> int | None:
     return _number(_OUTPUT_PART, key)
+
+
+def _checkpoint_name(match: re.Match[str] | None) -> CheckpointName | None:
+    return CheckpointName(int(match[2]), int(match[1]), int(match[3] or 0)) if match else None
 
 
 def _number(pattern: re.Pattern[str], key: str) -> int | None:

@@ -53,7 +53,8 @@ class EveryPasses:
 class Saver:
     """Captures this rank's share of a checkpoint. `stateful`: what else is saved, by the name that it is restored under.
 
-    `examples`: how many examples the line has been trained on. `touched`: the rows for incremental checkpoints.
+    `examples`: how many examples the line has been trained on. `batches`: how many batches this run is done with. `touched`: the
+    rows for incremental checkpoints.
     """
 
     run: Run
@@ -63,6 +64,7 @@ class Saver:
     staging: Staging
     stateful: Mapping[str, Stateful]
     examples: Callable[[], int]
+    batches: Callable[[], int]
     touched: TouchedRows | None = None
 
     def save(self, point: SyncPoint) -> int:
@@ -113,7 +115,7 @@ def checkpoint_duty(saver: Saver, config: TrainConfig, restored: Restored) -> Du
 
     def save(point: SyncPoint) -> int:
         """Nothing, if a trigger that doesn't count steps is due where there is a checkpoint already."""
-        return 0 if duty.committed_step == point.last_step else saver.save(point)
+        return 0 if duty.is_done(point) else saver.save(point)
 
     def on_settled(number: int, committed: bool) -> None:
         manager.on_settled(number, committed)
@@ -126,9 +128,11 @@ def checkpoint_duty(saver: Saver, config: TrainConfig, restored: Restored) -> Du
         ready=lambda: manager.ready,
         settled=lambda: manager.settled,
         on_settled=on_settled,
+        # A pass may end, and rows without weight be done with, though no step follows.
+        position=lambda: (saver.batches(), saver.feed.progress.passes),
     )
     if saver.run.start.own:
-        duty.committed_step = restored.step
+        duty.committed_step, duty.committed_position = restored.step, (0, saver.feed.progress.passes)
     return duty
 
 

@@ -87,7 +87,7 @@ def best_checkpoint(config: PipelineConfig, storage: Storage) -> int | None:
     if export_config.exporter_type != "best":
         return None
     metric = export_config.best_exporter_metric
-    steps = {step for _, step in checkpoint_keys(list_checkpoints(storage))}
+    steps = {name.step for name in checkpoint_keys(list_checkpoints(storage))}
     step = best_step(storage, metric, larger=export_config.metric_larger_is_better, steps=steps)
     if step is None:
         raise CheckpointError(

@@ -389,8 +389,8 @@ def _show_terms(inspection: Inspection, storage: Storage, found: list[ObjectInfo
 
 def _show_checkpoints(inspection: Inspection, storage: Storage, found: list[ObjectInfo]) -> None:
     rows: list[tuple[str, ...]] = []
-    keyed = [(at[1], at[0], info.key) for info in found if (at := layout.checkpoint_of_manifest(info.key)) is not None]
-    for term, step, key in sorted(keyed):
+    keyed = [(name, info.key) for info in found if (name := layout.checkpoint_of_manifest(info.key)) is not None]
+    for name, key in sorted(keyed):
         manifest = _read(inspection, storage, key, CheckpointManifest)
         if manifest is None:
             continue
@@ -400,7 +400,7 @@ def _show_checkpoints(inspection: Inspection, storage: Storage, found: list[Obje
         state = "whole" if len(inspection.faults) == before else "torn"
         watermark = "" if manifest.watermark is None else _text("watermark", manifest.watermark)
         increments = str(manifest.increments) if manifest.increments else ""
-        rows.append((str(step), str(term), f"{manifest.examples:,}", watermark, _size(total), increments, state))
+        rows.append((str(name.step), str(name.term), f"{manifest.examples:,}", watermark, _size(total), increments, state))
     inspection.table("checkpoints", ("step", "term", "examples", "watermark", "size", "increments", "state"), rows)
 
 

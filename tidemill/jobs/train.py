@@ -211,7 +211,17 @@ class _Job:
             stateful |= {"touched": publication.touched, "cursor": publication.cursor}
             is_paused = self._is_paused
             cut = cut_duty(run, publication, Probes(run, self.learner), self.feed, self.examples, is_paused)
-        saver = Saver(run, self.learner, self.feed, self.manager, Staging(), stateful, self.examples, self.touched)
+        saver = Saver(
+            run,
+            self.learner,
+            self.feed,
+            self.manager,
+            Staging(),
+            stateful,
+            examples=self.examples,
+            batches=lambda: self.loop.batches,
+            touched=self.touched,
+        )
         checkpoint = checkpoint_duty(saver, run.config.train_config, restored)
         return Duties(
             checkpoint=checkpoint,

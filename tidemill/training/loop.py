@@ -101,8 +101,8 @@ class Duty:
     `act` runs on every rank at the same SyncPoint, may be collective, and returns the number of what it began (0: it is done, and
     there is nothing to wait for). `settled` tells rank 0's newest settled number and whether it was committed. `on_settled` runs
     on every rank at the same SyncPoint. `ready`: whether this rank could begin now without waiting. `max_tries`: how often an
-    ending tries to get it committed; 0: until its deadline. `committed_step`: where it was last done; an ending at that step
-    doesn't do it again.
+    ending tries to get it committed; 0: until its deadline. `position`: what may move on without a step, and is the same on all
+    ranks; `committed_step` and `committed_position`: where it was last done; an ending there doesn't do it again.
     """
 
     act: Callable[[SyncPoint], int]
@@ -111,19 +111,26 @@ class Duty:
     settled: Callable[[], tuple[int, bool]] = lambda: (0, False)
     on_settled: Callable[[int, bool], None] = lambda number, committed: None
     max_tries: int = 0
+    position: Callable[[], object] = lambda: None
     outstanding: int = 0
     last_step: int = -1
+    last_position: object = None
     committed_step: int = -1
+    committed_position: object = None
 
     def is_due(self, point: SyncPoint) -> bool:
         # Every trigger is asked, so that each takes its reference.
         return True in [trigger.due(point) for trigger in self.triggers]
 
+    def is_done(self, point: SyncPoint) -> bool:
+        """Whether nothing has changed since it was last done."""
+        return (self.committed_step, self.committed_position) == (point.last_step, self.position())
+
     def run(self, point: SyncPoint) -> None:
-        self.last_step = point.last_step
+        self.last_step, self.last_position = point.last_step, self.position()
         self.outstanding = self.act(point)
         if not self.outstanding:
-            self.committed_step = self.last_step
+            self.committed_step, self.committed_position = self.last_step, self.last_position
         for trigger in self.triggers:
             trigger.fired(point)
 
@@ -132,7 +139,7 @@ class Duty:
         if self.outstanding and number >= self.outstanding:
             self.on_settled(self.outstanding, committed)
             if committed:
-                self.committed_step = self.last_step
+                self.committed_step, self.committed_position = self.last_step, self.last_position
             self.outstanding = 0
 
 
@@ -232,6 +239,8 @@ class TrainingLoop:
         self._trained_steps = start.step
         self.examples = start.examples
         """The sum of the weights of all rows trained so far, on all ranks; the number of rows if none has another weight than 1."""
+        self.batches = 0
+        """How many batches this run is done with, each one batch on all ranks: also those without weight, which make no step."""
         self._watermark = start.watermark
         self.published_watermark = start.watermark
         """The watermark that was agreed on before the round under way."""
@@ -393,6 +402,7 @@ class TrainingLoop:
             if delivery is not None:
                 self._feed.trained(delivery.provenance)
         self._trained_steps = step
+        self.batches += len(point.weights)
 
     def _train_step(self, step: int, delivery: Delivery[Batch] | None, weight: float) -> None:
         if delivery is None:
@@ -463,7 +473,7 @@ class TrainingLoop:
         while finish.todo:
             duty = finish.todo[0]
             gave_up = 0 < duty.max_tries <= finish.tries
-            if not duty.outstanding and (duty.committed_step == point.last_step or gave_up):
+            if not duty.outstanding and (duty.is_done(point) or gave_up):
                 finish.todo.pop(0)
                 finish.tries, finish.tried_at = 0, -math.inf
                 finish.until = self._clock.monotonic() + self._settings.finish_timeout_s

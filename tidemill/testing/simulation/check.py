@@ -88,15 +88,15 @@ def check_fencing(store: MemoryStorage) -> None:
     after: Counter[int] = Counter()
     for at, key in store.history:
         name = layout.checkpoint_of_manifest(key)
-        if name is not None and at > opened.get(name[1] + 1, math.inf):
-            after[name[1]] += 1
+        if name is not None and at > opened.get(name.term + 1, math.inf):
+            after[name.term] += 1
     assert max(after.values(), default=0) <= 1, f"term -> checkpoints committed after the next one was opened: {dict(after)}"
 
 
 def check_origin(run: SimulatedRun, store: MemoryStorage) -> None:
     """What was committed stays: a run goes on from no older term than the newest that had committed a checkpoint before."""
     names = [name for at, key in store.history if at < run.began_at and (name := layout.checkpoint_of_manifest(key)) is not None]
-    newest = max((term for _, term in names), default=0)
+    newest = max((name.term for name in names), default=0)
     assert run.restored is None or run.restored[0] >= newest, f"{run.name} went on from {run.restored}, behind term {newest}"
 
 

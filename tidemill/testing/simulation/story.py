@@ -179,14 +179,11 @@ class Story:
     def _resume_what_is_over(self) -> None:
         """A job that has made all its passes trains nothing more, and writes no checkpoint.
 
-        What was left out as too few for a batch isn't noted if no step followed: other ranks may make a batch of it, once.
+        What was left out as too few for a batch stays so, whatever the number of ranks and their batches.
         """
         before = manifests(self.store)
         ranks = self.start(self._settings(), Chances())
         self.await_end(ranks)
-        if self.line.drop_remainder:
-            self._judge()
-            return
         assert not ranks.run.trained, f"a job that was over has trained {ranks.run.trained}"
         assert manifests(self.store) == before, "a job that was over has saved"
 

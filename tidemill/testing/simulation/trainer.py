@@ -273,12 +273,14 @@ class SimulatedTrainer:
         if settings.checkpoint_times:
             triggers.append(EventTimeCrossing(settings.checkpoint_times, reference=own.watermark if own else None))
         duty = Duty(
-            act=lambda point: 0 if duty.committed_step == point.last_step else self._save(point),
+            act=lambda point: 0 if duty.is_done(point) else self._save(point),
             triggers=triggers,
             ready=lambda: manager.ready,
             settled=lambda: manager.settled,
             on_settled=self._settled,
+            position=lambda: (self._loop.batches, self._feed.progress.passes),
             committed_step=own.step if own else -1,
+            committed_position=(0, self._feed.progress.passes),
         )
         return duty
 
