@@ -65,6 +65,21 @@ def deployments(root: Storage) -> list[Deployment]:
     return [read_deployment(root, number) for number in numbers(root, "deployments", layout.deployment_number)]
 
 
+class DeploymentHistory:
+    """All deployments of a root, each read once: they never change, and there may be years of them. Belongs to one thread."""
+
+    def __init__(self, root: Storage) -> None:
+        self._root = root
+        self._known: dict[int, Deployment] = {}
+
+    def read(self) -> list[Deployment]:
+        """All deployments in order, up to now. Raises CorruptError if one can't be read."""
+        for number in numbers(self._root, "deployments", layout.deployment_number):
+            if number not in self._known:
+                self._known[number] = read_deployment(self._root, number)
+        return [self._known[number] for number in sorted(self._known)]
+
+
 def is_deployed(root: Storage, lineage: str) -> bool:
     """Whether a lineage has ever been deployed, whatever is served now."""
     return any(deployment.lineage == lineage for deployment in deployments(root))

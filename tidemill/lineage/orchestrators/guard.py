@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tidemill.clock import Clock, SystemClock
 from tidemill.contracts.lineage import Deployment
 from tidemill.errors import NotFoundError
 from tidemill.lineage.by_hand import newest_good_release
 from tidemill.lineage.cycle import CycleHandover
-from tidemill.lineage.deployments import Decided, OvertakenError, deploy, deployments, lineage_date
+from tidemill.lineage.deployments import Decided, DeploymentHistory, OvertakenError, deploy, lineage_date
 from tidemill.lineage.fallback import WELL, FallbackBounds, ServingState, Turn, Way, decide_turn, serving_state
 from tidemill.lineage.records import snapshot_digest
 from tidemill.lineage.watches import ConditionWatch
@@ -17,12 +17,12 @@ from tidemill.logs import event, log
 from tidemill.storage.base import Storage
 
 
-def followed_lineage(root: Storage) -> str | None:
+def followed_lineage(history: Sequence[Deployment]) -> str | None:
     """The lineage that is to be trained on: the one that is served and followed, also while the cycle has gone back from it.
 
     None if there is none, or a person has pinned what is served.
     """
-    found = serving_state(deployments(root))
+    found = serving_state(history)
     return None if found is None or (found.left and found.by_person) else found.followed
 
 
@@ -44,6 +44,7 @@ class ServingGuard:
         clock: Clock | None = None,
     ) -> None:
         self._root = root
+        self.history = DeploymentHistory(root)
         self._liveness_s = handover.liveness_s
         fall_back = handover.fall_back
         self._bounds = FallbackBounds(fall_back.watch_s, fall_back.dead_s, fall_back.bad_s, fall_back.well_s)
@@ -56,7 +57,7 @@ class ServingGuard:
 
     def look(self) -> Deployment | None:
         """One look; the deployment if it made one. Raises StorageError if the root can't be read."""
-        history = deployments(self._root)
+        history = self.history.read()
         found = serving_state(history)
         if found is None or self._bounds.watch_s == 0:
             return None

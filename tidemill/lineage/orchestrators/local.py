@@ -28,7 +28,6 @@ from tidemill.lineage.deployments import (
     Decided,
     OvertakenError,
     deploy,
-    deployments,
     is_deployed,
     lineage_date,
     newest_deployment,
@@ -207,13 +206,13 @@ class LocalCycle:
 
     def _resume_newest(self) -> None:
         """Start the stream of the lineage that is followed, if it hasn't ended for good."""
-        lineage = followed_lineage(self.root)
+        lineage = followed_lineage(self.guard.history.read())
         if lineage is not None:
             self.start_stream(lineage_date(lineage))
 
     def _newest_has_died(self) -> bool:
         """Whether the stream of the lineage that is followed ended too often to be restarted, and isn't over."""
-        lineage = followed_lineage(self.root)
+        lineage = followed_lineage(self.guard.history.read())
         if lineage is None:
             return False
         date = lineage_date(lineage)
@@ -305,7 +304,7 @@ class LocalCycle:
         streams = [name for name in self.children.states() if name.startswith(StepName.TRAIN_STREAM)]
         while not self._paused():
             if all(self._has_ended(name) for name in streams):
-                self.guard.look()
+                self._look_after_serving()
                 for name in streams:
                     self._require_over(name)
                 return
@@ -322,10 +321,11 @@ class LocalCycle:
 
         Its stream is started again if nobody runs it and it hasn't ended for good: it serves on until the switch, and retires.
         """
-        found = serving_state([past for past in deployments(self.root) if past.lineage < layout.lineage(date)])
+        history = self.guard.history.read()
+        found = serving_state([past for past in history if past.lineage < layout.lineage(date)])
         if found is None:
             return None
-        if followed_lineage(self.root) is not None:
+        if followed_lineage(history) is not None:
             # Dates may have been skipped in between: the stream must know whom it hands over to.
             self.start_stream(lineage_date(found.followed), successor=date)
         return found.followed
@@ -471,14 +471,17 @@ class LocalCycle:
         stop = self._stopping.wait(self._poll_s) or self._stop_requested
         if not stop and self.clock.monotonic() >= self._attend_at:
             self._attend_at = self.clock.monotonic() + _ATTEND_S
-            try:
-                self.lease.require()
-                self.guard.look()
-            except FencedError:
-                raise
-            except TidemillError as error:
-                log.warning("what is served can't be looked after, trying again: %s", error)
+            self._look_after_serving()
         return stop
+
+    def _look_after_serving(self) -> None:
+        try:
+            self.lease.require()
+            self.guard.look()
+        except FencedError:
+            raise
+        except TidemillError as error:
+            log.warning("what is served can't be looked after, trying again: %s", error)
 
     def _restarts(self) -> RestartPolicy:
         limits = self.config.limits
