@@ -45,6 +45,59 @@ _BUILT_IN: dict[str, dict[str, str]] = {
     },
 }
 
+_LATER: dict[str, tuple[str, ...]] = {
+    "feature": (
+        "combo_feature",
+        "lookup_feature",
+        "match_feature",
+        "expr_feature",
+        "overlap_feature",
+        "tokenize_feature",
+        "custom_feature",
+        "kv_dot_product",
+        "bool_mask_feature",
+        "combine_feature",
+        "sequence_combo_feature",
+        "sequence_lookup_feature",
+        "sequence_match_feature",
+        "sequence_expr_feature",
+        "sequence_overlap_feature",
+        "sequence_tokenize_feature",
+        "sequence_custom_feature",
+        "sequence_kv_dot_product",
+        "sequence_bool_mask_feature",
+        "sequence_combine_feature",
+    ),
+    "model": (
+        "dlrm",
+        "deepfm",
+        "mask_net",
+        "wide_and_deep",
+        "dcn_v1",
+        "dcn_v2",
+        "xdeepfm",
+        "wukong",
+        "simple_multi_task",
+        "mmoe",
+        "dbmtl",
+        "ple",
+        "dc2vr",
+        "dlrm_hstu",
+        "pepnet",
+        "ultra_hstu",
+        "dssm",
+        "dssm_v2",
+        "dat",
+        "hstu_match",
+        "mind",
+        "tdm",
+        "rocket_launching",
+        "sid_rqvae",
+        "sid_rqkmeans",
+    ),
+}
+"""Kinds of tzrec that aren't here yet: not a typing mistake, so no other name is proposed."""
+
 _EXTRAS = {"odps": "maxcompute"}
 """Package that a kind may need -> the extra of ours that brings it."""
 
@@ -55,16 +108,18 @@ def kinds(family: str) -> list[str]:
 
 
 def resolve(family: str, kind: str) -> type:
-    """The class of a kind. Raises ConfigError that names the nearest known kinds, MissingExtraError that says what to install."""
+    """The class of a kind. Raises ConfigError that names the nearest known kind, MissingExtraError that says what to install."""
     target = _family(family).get(kind)
     if target is not None:
         return _load(target, f"{kind} {family}")
     for entry in entry_points(group=f"tidemill.{family}", name=kind):
         return entry.load()
     known = kinds(family)
+    if kind in _LATER.get(family, ()):
+        raise ConfigError(f"tidemill doesn't have {kind} yet; it has {', '.join(known)}")
     near = difflib.get_close_matches(kind, known, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise ConfigError(f"unknown {family} {kind!r}{hint} Known: {', '.join(known)}".replace("?. Known", "? Known"))
+    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+    raise ConfigError(f"unknown {family} {kind!r}; {hint}")
 
 
 def component_config(family: str, kind: str) -> Any:

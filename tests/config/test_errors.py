@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tidemill.config.data import SOURCE_KINDS
@@ -34,9 +36,9 @@ model_config {
         ("num_epochs", "num_epoch", "<text>:7: train_config.num_epoch: unknown field; did you mean 'num_epochs'?"),
         ("  num_epochs: 1\n", "  zzz: 1\n", "<text>:7: train_config.zzz: unknown field"),
         ("num_epochs: 1", 'num_epochs: "one"', "<text>:7: train_config.num_epochs: expected an integer, got 'one'"),
-        ("num_epochs: 1", "num_epochs: true", "<text>:7: train_config.num_epochs: expected integer, got true"),
+        ("num_epochs: 1", "num_epochs: true", "<text>:7: train_config.num_epochs: expected an integer, got true"),
         ("num_epochs: 1", "num_epochs: 0", "<text>:7: train_config.num_epochs: must be > 0, got 0"),
-        ("num_epochs: 1", "num_epochs { x: 1 }", "<text>:7: train_config.num_epochs: expected integer, got a section"),
+        ("num_epochs: 1", "num_epochs { x: 1 }", "<text>:7: train_config.num_epochs: expected an integer, got a section"),
         ("num_epochs: 1", "num_epochs: 1 num_epochs: 2", "<text>:7: train_config.num_epochs: given 2 times, on lines 7, 7"),
         (
             'model_dir: "model"',
@@ -86,7 +88,8 @@ model_config {
         (
             "adam_optimizer { lr: 0.001 }",
             "adamw_optimizer { lr: 0.1 }",
-            "<text>:6: train_config.dense_optimizer.adamw_optimizer: comes later; not supported yet",
+            "<text>:6: train_config.dense_optimizer.adamw_optimizer: tidemill doesn't have adamw_optimizer yet; it has "
+            "sgd_optimizer, adagrad_optimizer, adam_optimizer",
         ),
         (
             "adam_optimizer { lr: 0.001 }",
@@ -151,7 +154,7 @@ model_config {
         (
             'id_feature { feature_name: "user" embedding_dim: 4 }',
             "",
-            "<text>:13: feature_configs[0]: no feature is given: write its kind and its fields here",
+            "<text>:13: feature_configs[0]: no feature is given; write its kind and its fields here",
         ),
         ("embedding_dim: 4", "", "<text>:13: feature_configs[0].id_feature.embedding_dim: required"),
         (
@@ -198,7 +201,7 @@ model_config {
         (
             "losses { binary_cross_entropy {} }",
             "losses { jrc_loss { session_name: 'user' } }",
-            "<text>:17: model_config.losses[0].jrc_loss: comes later; not supported yet",
+            "<text>:17: model_config.losses[0].jrc_loss: tidemill doesn't have jrc_loss yet; it has binary_cross_entropy",
         ),
         (
             "losses { binary_cross_entropy {} }",
@@ -225,6 +228,61 @@ def test_all_errors_are_told_at_once_in_the_order_of_lines(errors):
         "<text>:7: train_config.num_epoch: unknown field; did you mean 'num_epochs'?",
         "<text>:13: feature_configs[0].id_feature.embedding_dim: expected an integer, got 'x'",
     ]
+
+
+@pytest.mark.parametrize(
+    ("edits", "lines"),
+    [
+        ([("model_dir", "model_dirr")], ["<text>:3: model_dirr: unknown field; did you mean 'model_dir'?"]),
+        (
+            [("feature_configs", "feature_config"), ('input: "deep"', 'input: "dep"')],
+            [
+                "<text>:13: feature_config: unknown field; did you mean 'feature_configs'?",
+                "<text>:16: model_config.multi_tower_din.towers[0].input: no feature group 'dep'; did you mean 'deep'?",
+            ],
+        ),
+        (
+            [
+                ("feature_name:", "feature_nam:"),
+                ("lr: 0.01", "lr: -1"),
+                ('"click"', '""'),
+                ("losses { binary_cross_entropy {} }", "losses {}"),
+            ],
+            [
+                "<text>:5: train_config.sparse_optimizer.adagrad_optimizer.lr: must be >= 0, got -1",
+                "<text>:13: feature_configs[0].id_feature.feature_nam: unknown field; did you mean 'feature_name'?",
+                "<text>:17: model_config.losses[0]: no loss is given",
+            ],
+        ),
+        (
+            [("id_feature", "id_featur"), ("num_epochs: 1", "num_epochs: 1 num_steps: 2")],
+            [
+                "<text>:4: train_config: give num_steps or num_epochs, and not both; both are given",
+                "<text>:13: feature_configs[0].id_featur: unknown feature 'id_featur'",
+            ],
+        ),
+    ],
+)
+def test_rules_are_checked_beside_other_errors_and_nothing_is_told_twice(errors, edits, lines):
+    text = PROTO
+    for old, new in edits:
+        assert old in text
+        text = text.replace(old, new, 1)
+    assert errors(text) == lines
+
+
+@pytest.mark.parametrize("harm", ["", "zzz", "{ zzz: 1 }"])
+def test_no_word_that_is_harmed_ends_in_anything_but_findings(load, harm):
+    """Every word of a config, harmed by itself: the rules meet each kind of section that stands in for a wrong one."""
+    words = [match.span() for match in re.finditer(r"[\w.]+", PROTO)]
+    for start, end in words:
+        text = PROTO[:start] + harm + PROTO[end:]
+        told = ""
+        try:
+            load(text)
+        except ConfigError as error:
+            told = str(error)
+        assert all(re.match(r"<text>:\d+: ", line) for line in told.splitlines()), told
 
 
 def test_a_file_is_named_with_its_line(tmp_path, load):

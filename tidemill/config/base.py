@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -46,7 +46,14 @@ class Config(BaseModel):
 
 
 IDLE = "accepted, has no effect yet"
-NOT_YET = "comes later; not supported yet"
+NOT_YET = "not there yet; using it is an error"
+
+
+def not_there(name: str, instead: Iterable[str] = ()) -> str:
+    """What is said of a name of tzrec that has no function here yet."""
+    known = ", ".join(instead)
+    return f"tidemill doesn't have {name} yet" + (f"; it has {known}" if known else "")
+
 
 Resolver = Callable[[str, str], type[Config]]
 """(family, kind) -> the component's Config class. Raises ConfigError for an unknown kind."""

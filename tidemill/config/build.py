@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import ConfigDict, ValidationError
 
-from tidemill.config.base import NOT_YET, Config, Resolver
+from tidemill.config.base import NOT_YET, Config, Resolver, not_there
 from tidemill.config.schema import Shape, shapes
-from tidemill.config.tree import Finding, Node, Origin, Path, did_you_mean, path_text, plain
+from tidemill.config.tree import Finding, Node, Origin, Path, did_you_mean, nearest, path_text, plain
 from tidemill.errors import ConfigError
 
 Messages = Mapping[str, Node]
@@ -19,16 +19,27 @@ class _Failed:
     """Stands for a value that couldn't be built; no field accepts it."""
 
 
+class _Unknown(Config):
+    """What stands for the config of a kind that isn't known: what it is called."""
+
+    model_config = ConfigDict(extra="allow")
+
+
 _FAILED = _Failed()
 _NUMBERS = frozenset((int, float))
 
 
 class Builder:
-    """Builds one tree. `findings` grows; nothing is raised."""
+    """Builds one tree. `findings` grows; nothing is raised.
+
+    `meant`: paths of fields that a misspelt one seems to mean, so that it isn't said of them too that they are missing.
+    """
 
     def __init__(self, resolver: Resolver) -> None:
         self.resolver = resolver
         self.findings: list[Finding] = []
+        self.meant: set[str] = set()
+        self._stands_in = False
 
     def report(self, origin: Origin, path: Path, message: str) -> None:
         self.findings.append(Finding(origin, path_text(path), message))
@@ -82,8 +93,15 @@ class Builder:
 
     def build(self, cls: type[Config], node: Node, path: Path = ()) -> Config | None:
         """The object, or None if a finding keeps it from being made (findings may exist anyway)."""
+        self._stands_in = False
+        built = self.build_anyway(cls, node, path)
+        return None if self._stands_in else built
+
+    def build_anyway(self, cls: type[Config], node: Node, path: Path = ()) -> Config:
+        """The object; what is wrong in it is replaced by its default, or by the least value of its type, so that the rest can be
+        checked all the same."""
         built = self._message(cls, node, path)
-        return built if isinstance(built, Config) else None
+        return built if isinstance(built, Config) else self._stand_in(cls, {}, ())
 
     def _message(self, cls: type[Config], node: Node, path: Path) -> Config | _Failed:
         if node.value is None:
@@ -97,20 +115,33 @@ class Builder:
             shape, here = known.get(name), (*path, name)
             if shape is None:
                 if not cls.kind_family:
-                    self.report(node.keys.get(name, child.origin), here, f"unknown field{did_you_mean(name, known)}")
+                    self._unknown_field(cls, name, node.keys.get(name, child.origin), path)
+                    self._stand_for_meant(known, name, values)
             elif child.value is not None or shape.message is not None:
                 values[name] = self._field(shape, child, here)
-                self._warn_if_idle(shape, values[name], node.keys.get(name, child.origin), here)
+                self._warn_if_idle(cls, shape, values[name], node.keys.get(name, child.origin), here)
         self._check_oneofs(cls, node, path)
         if cls.kind_family:
             self._kind(cls, node, path, values)
         return self._validate(cls, node, path, values)
 
-    def _warn_if_idle(self, shape: Shape, value: object, origin: Origin, path: Path) -> None:
+    def _unknown_field(self, cls: type[Config], name: str, origin: Origin, path: Path) -> None:
+        near = nearest(name, shapes(cls))
+        if near is not None:
+            self.meant.add(path_text((*path, near)))
+        self.report(origin, (*path, name), f"unknown field{did_you_mean(name, shapes(cls))}")
+
+    def _stand_for_meant(self, known: Mapping[str, Shape], name: str, values: dict[str, Any]) -> None:
+        """A misspelt list of sections has an item whose names aren't known, so that nobody misses a name."""
+        near = known.get(nearest(name, known) or "")
+        if near is not None and near.repeated and near.message is not None:
+            values.setdefault(near.name, (self._stand_in(near.message, {}, ()),))
+
+    def _warn_if_idle(self, cls: type[Config], shape: Shape, value: object, origin: Origin, path: Path) -> None:
         if not shape.effect or value == shape.default:
             return
         if shape.effect == NOT_YET:
-            self.report(origin, path, shape.effect)
+            self.report(origin, path, not_there(shape.name, _siblings(cls, shape.name)))
         else:
             self.warn(origin, path, shape.effect)
 
@@ -135,8 +166,13 @@ class Builder:
             origin, here = node.keys.get(name, child.origin), (*path, name)
             found = self.kind_config(cls, name)
             if isinstance(found, str):
-                near = did_you_mean(name, shapes(cls))
-                self.report(origin, here, f"unknown field{near}" if near else found)
+                near = nearest(name, shapes(cls))
+                if near is not None:
+                    self._unknown_field(cls, name, origin, path)
+                    continue
+                self.report(origin, here, found)
+                self._stands_in = True
+                values["kind"], values["config"] = name, _name_of(child)
             elif given:
                 first = node.keys.get(given[0], origin)
                 where = f" on line {first.line}" if first.line else ""
@@ -145,7 +181,7 @@ class Builder:
                 values["kind"], values["config"] = name, self._message(found, child, here)
             given.append(name)
         if not given:
-            self.report(node.origin, path, f"no {cls.kind_family} is given: write its kind and its fields here")
+            self.report(node.origin, path, f"no {cls.kind_family} is given; write its kind and its fields here")
 
     def _field(self, shape: Shape, node: Node, path: Path) -> Any:
         if Any in shape.scalars:
@@ -158,6 +194,8 @@ class Builder:
             _to_list(node)
         assert isinstance(node.value, list)
         items = [self._single(shape, item, (*path, index)) for index, item in enumerate(node.value)]
+        if shape.message is not None:
+            return tuple(self._stand_in(shape.message, {}, ()) if item is _FAILED else item for item in items)
         return _FAILED if any(item is _FAILED for item in items) else tuple(items)
 
     def _map(self, shape: Shape, node: Node, path: Path) -> Any:
@@ -181,11 +219,33 @@ class Builder:
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            for problem in error.errors(include_url=False):
+            problems = error.errors(include_url=False)
+            for problem in problems:
                 where = problem["loc"]
-                if not where or where[0] not in failed:
+                if (not where or where[0] not in failed) and path_text((*path, *where)) not in self.meant:
                     self._report_problem(node, path, where, dict(problem))
-            return _FAILED
+            return self._stand_in(cls, values, [str(problem["loc"][0]) for problem in problems if problem["loc"]])
+
+    def _stand_in(self, cls: type[Config], values: dict[str, Any], wrong: Collection[str]) -> Config:
+        """The section with what is right in it."""
+        self._stands_in = True
+        kept = {name: value for name, value in values.items() if name not in wrong and value is not _FAILED}
+        if cls.kind_family:
+            kept = {"kind": "", "config": Config(), **kept}
+        for shape in shapes(cls).values():
+            if shape.required and shape.name not in kept:
+                kept[shape.name] = self._least(shape)
+        try:
+            return cls.model_validate(kept)
+        except ValidationError:
+            return cls.model_construct(**kept)
+
+    def _least(self, shape: Shape) -> Any:
+        if shape.repeated or shape.mapping:
+            return {} if shape.mapping else ()
+        if shape.message is not None:
+            return self._stand_in(shape.message, {}, ())
+        return "" if shape.choices or str in shape.scalars else False if shape.scalars == {bool} else 1
 
     def _report_problem(self, node: Node, path: Path, where: tuple[int | str, ...], problem: dict[str, Any]) -> None:
         origin = node.origin
@@ -200,6 +260,18 @@ class Builder:
                 break
             path = (*path, part)
         self.report(origin, path, _message_of(problem))
+
+
+def _siblings(cls: type[Config], name: str) -> list[str]:
+    """The members of a field's oneof that have a function here."""
+    known = shapes(cls)
+    members = next((members for members in cls.oneofs.values() if name in members), ())
+    return [member for member in members if member in known and not known[member].effect]
+
+
+def _name_of(node: Node) -> Config:
+    name = node.value.get("feature_name") if isinstance(node.value, dict) else None
+    return _Unknown.model_validate({} if name is None or not isinstance(name.value, str) else {"feature_name": name.value})
 
 
 def _to_list(node: Node) -> None:
@@ -247,14 +319,14 @@ def _misfit(shape: Shape, node: Node) -> str:
     """What keeps this value from being the field's scalar, or ""; ranges and number syntax are left to pydantic."""
     value, kinds = node.value, shape.scalars
     if isinstance(value, dict | list):
-        return f"expected {shape.type_text().removeprefix('repeated ')}, got {_shown(node)}"
+        return f"expected {_wanted(shape)}, got {_shown(node)}"
     if shape.choices:
         if value not in shape.choices:
             known = ", ".join(shape.choices) if len(shape.choices) <= 8 else ""
             hint = did_you_mean(str(value), shape.choices) or (f"; known: {known}" if known else "")
             return f"unknown value {_literal(value)}{hint}"
     elif isinstance(value, bool) and bool not in kinds and kinds & (_NUMBERS | {str}):
-        return f"expected {shape.type_text().removeprefix('repeated ')}, got {_literal(value)}"
+        return f"expected {_wanted(shape)}, got {_literal(value)}"
     elif kinds == {str} and not isinstance(value, str):
         return f"expected a string, got {_literal(value)}; put it in quotes"
     elif kinds == {str} and node.bare:
@@ -262,6 +334,14 @@ def _misfit(shape: Shape, node: Node) -> str:
     elif kinds == {bool} and not isinstance(value, bool):
         return f"expected true or false, got {_literal(value)}"
     return ""
+
+
+def _wanted(shape: Shape) -> str:
+    """With its article: `an integer`, `one of DEEP, WIDE`."""
+    text = shape.type_text().removeprefix("repeated ")
+    if shape.choices or shape.scalars == {bool}:
+        return text
+    return f"an {text}" if text[0] in "aeiou" else f"a {text}"
 
 
 def _message_of(problem: dict[str, Any]) -> str:

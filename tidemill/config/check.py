@@ -40,6 +40,8 @@ def _limits(config: PipelineConfig) -> Found:
 
 def _source(config: PipelineConfig) -> Found:
     data = config.data_config
+    if not data.dataset_type:  # has an error
+        return
     if data.dataset_type not in SOURCE_KINDS:
         known = ", ".join(SOURCE_KINDS)
         yield ("data_config", "dataset_type"), f"{data.dataset_type} comes later; supported now: {known}"
@@ -189,7 +191,7 @@ def _groups(config: PipelineConfig) -> Found:
 
 def _members(group: str, names: tuple[str, ...], known: set[str], path: Path) -> Found:
     for at, name in enumerate(names):
-        if name not in known:
+        if _lacks(known, name):
             yield (*path, at), f"group {group!r}: no feature {name!r}{did_you_mean(name, known)}"
     for at, name in _repeats(names):
         yield (*path, at), f"group {group!r} lists {name!r} twice"
@@ -200,7 +202,7 @@ def _model(config: PipelineConfig) -> Found:
     for field in ("towers", "din_towers"):
         for index, tower in enumerate(getattr(config.model.config, field, ())):
             name = getattr(tower, "input", None)
-            if isinstance(name, str) and name not in known:
+            if isinstance(name, str) and _lacks(known, name):
                 path: Path = ("model_config", config.model.kind, field, index, "input")
                 yield path, f"no feature group {name!r}{did_you_mean(name, known)}"
     for index, loss in enumerate(config.model.losses):
@@ -209,10 +211,11 @@ def _model(config: PipelineConfig) -> Found:
     for index, metric in enumerate(config.model.metrics):
         if metric.one_of("metric") is None:
             yield ("model_config", "metrics", index), "no metric is given"
-        if metric.grouped_auc is not None and not _has_feature(config, metric.grouped_auc.grouping_key):
+        features = {entry.name for entry in config.feature_configs}
+        if metric.grouped_auc is not None and _lacks(features, metric.grouped_auc.grouping_key):
             path = ("model_config", "metrics", index, "grouped_auc", "grouping_key")
             key = metric.grouped_auc.grouping_key
-            yield path, f"no feature {key!r}{did_you_mean(key, (entry.name for entry in config.feature_configs))}"
+            yield path, f"no feature {key!r}{did_you_mean(key, features)}"
 
 
 def _export(config: PipelineConfig) -> Found:
@@ -231,8 +234,9 @@ def _export(config: PipelineConfig) -> Found:
         )
 
 
-def _has_feature(config: PipelineConfig, name: str) -> bool:
-    return any(entry.name == name for entry in config.feature_configs)
+def _lacks(known: set[str], name: str) -> bool:
+    """Whether nothing has this name; what has an error in its own name (and is called "") may be what is meant."""
+    return name not in known and not any(other == "" or other.endswith("__") for other in known)
 
 
 def _idle(config: PipelineConfig) -> Found:

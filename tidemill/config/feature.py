@@ -8,6 +8,11 @@ from pydantic import Field, SerializeAsAny
 
 from tidemill.config.base import Config, Positive, Share, Unsigned
 
+SIDES = ("user", "item", "context")
+"""What an expression's column belongs to."""
+LATER_SIDES = ("feature", "const")
+"""What tzrec's expressions can name besides."""
+
 
 class ParameterConstraints(Config):
     """Limits on how a table is sharded."""

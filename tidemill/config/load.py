@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from tidemill.config import json_syntax, proto_syntax, yaml_syntax
-from tidemill.config.base import Config, Resolver
+from tidemill.config.base import Resolver
 from tidemill.config.build import Builder
 from tidemill.config.check import cross_check
 from tidemill.config.edits import Editor, apply_edits
@@ -84,23 +84,31 @@ def load_pipeline(
             editor.set(path, from_plain(value, Origin(f"--{path.rpartition('.')[2]}")))
     if edits:
         apply_edits(editor, edits)
-    config = builder.build(PipelineConfig, root)
-    findings = list(builder.findings)
-    if isinstance(config, PipelineConfig):
-        findings += _beside(findings, cross_check(config, root))
+    config = builder.build_anyway(PipelineConfig, root)
+    assert isinstance(config, PipelineConfig)
+    findings = builder.findings + _beside(builder, cross_check(config, root))
     return _conclude(config, findings, source)
 
 
-def _beside(found: list[Finding], more: list[Finding]) -> list[Finding]:
-    """Leaves out what is said of a section that has an error in it: a misspelt field is missing too."""
-    wrong = [finding.path for finding in found if finding.level == "error"]
-    return [finding for finding in more if not any(path.startswith(f"{finding.path}.") for path in wrong)]
+def _beside(builder: Builder, more: list[Finding]) -> list[Finding]:
+    """Leaves out what only follows from an error that has been found: a misspelt field seems to be missing, a wrong one has its
+    default's value, and the section around it is not what it will be."""
+    wrong = [finding.path for finding in builder.findings if finding.level == "error"]
+    return [
+        finding
+        for finding in more
+        if finding.path not in builder.meant and not any(_one_in_other(path, finding.path) for path in wrong)
+    ]
 
 
-def _conclude(config: Config | None, findings: list[Finding], source: Source) -> Loaded:
+def _one_in_other(one: str, other: str) -> bool:
+    return one == other or one.startswith((f"{other}.", f"{other}[")) or other.startswith((f"{one}.", f"{one}["))
+
+
+def _conclude(config: PipelineConfig, findings: list[Finding], source: Source) -> Loaded:
     findings.sort(key=lambda finding: (finding.origin.name != source.name, finding.origin.line or 0))
     errors = [str(finding) for finding in findings if finding.level == "error"]
-    if errors or not isinstance(config, PipelineConfig):
+    if errors:
         raise ConfigError("\n".join(errors))
     return Loaded(config, tuple(findings), source)
 

@@ -349,21 +349,21 @@ class MetricConfig(Config):
 
     auc: AUC | None = None
     """Area under the ROC curve."""
-    multiclass_auc: MulticlassAUC | None = later()
+    multiclass_auc: MulticlassAUC | None = not_yet()
     """AUC over classes."""
-    recall_at_k: RecallAtK | None = later()
+    recall_at_k: RecallAtK | None = not_yet()
     """Recall of matching models."""
-    mean_absolute_error: MeanAbsoluteError | None = later()
+    mean_absolute_error: MeanAbsoluteError | None = not_yet()
     """Mean absolute error."""
-    mean_squared_error: MeanSquaredError | None = later()
+    mean_squared_error: MeanSquaredError | None = not_yet()
     """Mean squared error."""
-    accuracy: Accuracy | None = later()
+    accuracy: Accuracy | None = not_yet()
     """Accuracy."""
     grouped_auc: GroupedAUC | None = None
     """AUC within groups."""
-    xauc: XAUC | None = later()
+    xauc: XAUC | None = not_yet()
     """Share of pairs in the right order."""
-    grouped_xauc: GroupedXAUC | None = later()
+    grouped_xauc: GroupedXAUC | None = not_yet()
     """XAUC within groups."""
     normalized_entropy: NormalizedEntropy | None = None
     """Normalized entropy."""

@@ -10,6 +10,7 @@ from typing import Literal
 
 Scalar = str | int | float | bool | None
 Path = tuple[str | int, ...]
+_TOLD = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +93,22 @@ def locate(root: Node, path: Path) -> Origin:
     return origin
 
 
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that is meant, it seems."""
+    return next(iter(get_close_matches(name, sorted(known), n=1)), None)
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`; did you mean 'x'?`, or nothing if no known name is near."""
-    near = get_close_matches(name, sorted(known), n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    near = nearest(name, known)
+    return "" if near is None else f"; did you mean {near!r}?"
+
+
+def instead(name: str, known: Iterable[str]) -> str:
+    """As `did_you_mean`; if no known name is near, all of them are told, as long as they are few."""
+    names = sorted(known)
+    told = ", ".join(names[:_TOLD]) + (", ..." if len(names) > _TOLD else "")
+    return did_you_mean(name, names) or (f"; known: {told}" if names else "")
 
 
 def plain(node: Node) -> object:

@@ -11,10 +11,9 @@ import pyarrow as pa
 
 from tidemill import registry
 from tidemill.config.base import Config
+from tidemill.config.feature import SIDES
 from tidemill.errors import ConfigError
 from tidemill.features.plan import Bucketizer, FeaturePlan, PlanContext
-
-SIDES = ("user", "item", "context")
 
 
 @dataclass(frozen=True, slots=True)
