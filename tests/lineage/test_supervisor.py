@@ -25,6 +25,7 @@ from tidemill.lineage.by_hand import promote, roll_back
 from tidemill.lineage.completeness import table_lacks
 from tidemill.lineage.cycle import CompleteConfig, CycleConfig, FallBackConfig, ScheduleConfig
 from tidemill.lineage.deployments import deployments
+from tidemill.lineage.on_record import read_records
 from tidemill.lineage.orchestrators.local import LocalCycle
 from tidemill.lineage.records import RunRecorder, RunStart, record_key, run_records
 from tidemill.lineage.terms import newest_term
@@ -371,6 +372,52 @@ def test_a_deployment_that_could_not_be_made_is_on_record_and_in_the_plan(tmp_pa
         assert record.status == "failed"
         deploy_step = cycle.plan(DAY2)[-1]
         assert (deploy_step.state, "deploy of 20240102" in deploy_step.detail) == ("failed", True)
+
+
+def test_a_backfill_of_a_week_trains_each_day_in_order_and_streams_the_last(
+    tmp_path: Path, root: LocalStorage, capture_events: Callable[[], list[dict[str, object]]]
+) -> None:
+    """One day of it is skipped, and one's table comes late: the days after it wait, and the skipped one holds up nobody."""
+    days = [f"2024010{day}" for day in range(1, 8)]
+    skipped, late = days[2], days[4]
+    config = cycle_config(tmp_path, server=False)
+    for date in days:
+        (tmp_path / f"{date}.csv").write_text("user,click\n1,0\n")
+    (tmp_path / f"{late}.csv").unlink()
+    times = {date: time.time() - 600.0 + number for number, date in enumerate(days)} | {"20240108": 9e9}
+    schedule = ScheduleConfig(cron="* * * * *", first_date=days[0], skip=(skipped,), retry_s=0.1)
+    boundary = config.boundary.model_copy(update={"times": times})
+    config = config.model_copy(update={"schedule": schedule, "boundary": boundary})
+
+    def trained() -> list[str]:
+        return [date for date in days if run_records(root, prefix=layout.daily(date))]
+
+    with LocalCycle(config, poll_s=0.05) as cycle:
+        thread = threading.Thread(target=cycle.run_schedule, daemon=True)
+        thread.start()
+        try:
+            eventually(
+                lambda: [line["date"] for line in capture_events() if line.get("state") == "failed"][:2] == [late, late], 60.0
+            )
+            assert trained() == [days[0], days[1], days[3]], "later days wait for the late one"
+            (tmp_path / f"{late}.csv").write_text("user,click\n1,0\n")
+            eventually(lambda: bool(deployments(root)) and bool(run_records(root, prefix=layout.lineage(days[-1]))), 60.0)
+        finally:
+            cycle.request_stop()
+            thread.join(30.0)
+        assert not thread.is_alive()
+        assert trained() == [date for date in days if date != skipped]
+        parents = {date: parent_of(cycle, date) for date in trained()}
+    assert parents == dict(zip(trained(), [None, *trained()[:-1]], strict=True)), "each continues the one before"
+    starts = [run_records(root, prefix=layout.daily(date))[0].started_at for date in trained()]
+    assert starts == sorted(starts)
+    assert served(root) == [(days[-1], None)]
+    assert [date for date in days if run_records(root, prefix=layout.lineage(date))] == days[-1:], "only the newest has a stream"
+
+
+def parent_of(cycle: LocalCycle, date: str) -> str | None:
+    """The date that a date's daily job continues."""
+    return read_records(cycle.root, date).parent
 
 
 def with_marker(config: CycleConfig, tmp_path: Path, wait_s: float) -> CycleConfig:
