@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -116,3 +118,39 @@ def test_a_command_line_that_lacks_something_is_refused(arguments: list[str], me
     error: Any = run(*arguments).exception
     assert isinstance(error, ConfigError)
     assert message in str(error)
+
+
+def test_config_check_compares_the_columns_with_the_data_that_are_there(tmp_path: Path) -> None:
+    """A misspelt column is told with its file, line and nearest name before anything starts; data that come later are no error."""
+    config, data = tmp_path / "pipeline.config", tmp_path / "day.parquet"
+    config.write_text(f"""train_input_path: "{data}"
+eval_input_path: ""
+model_dir: "{tmp_path / "model"}"
+train_config {{
+  sparse_optimizer {{ adagrad_optimizer {{ lr: 0.01 }} }}
+  dense_optimizer {{ adam_optimizer {{ lr: 0.001 }} }}
+  num_epochs: 1
+}}
+data_config {{
+  dataset_type: ParquetDataset
+  fg_mode: FG_DAG
+  label_fields: "click"
+  event_time {{ column: "tme" }}
+}}
+feature_configs {{ id_feature {{ feature_name: "user" expression: "user:user_id" embedding_dim: 4 hash_bucket_size: 9 }} }}
+model_config {{
+  feature_groups {{ group_name: "deep" feature_names: "user" }}
+  multi_tower {{ towers {{ input: "deep" mlp {{ hidden_units: 4 }} }} final {{ hidden_units: 4 }} }}
+  losses {{ binary_cross_entropy {{}} }}
+}}
+""")
+    assert run("config", "check", str(config)).exit_code == 0
+    pq.write_table(pa.table({"user_id": [1], "clicks": [0], "time": [0.0]}), data)
+    result = run("config", "check", str(config))
+    assert result.exit_code == ConfigError.exit_code
+    assert result.output.splitlines() == [
+        f"{config}:12: data_config.label_fields[0]: no column 'click' in {data}; did you mean 'clicks'?",
+        f"{config}:13: data_config.event_time.column: no column 'tme' in {data}; did you mean 'time'?",
+    ]
+    pq.write_table(pa.table({"user_id": [1], "click": [0], "tme": [0.0]}), data)
+    assert run("config", "check", str(config)).exit_code == 0

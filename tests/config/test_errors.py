@@ -415,3 +415,35 @@ def test_settings_of_batches_that_need_others(errors, data, text):
 def test_settings_of_batches_that_say_less_than_they_seem_to(load, data, text):
     warnings = [str(warning) for warning in load(PROTO.replace('label_fields: "click"', f'label_fields: "click" {data}')).warnings]
     assert any(text in warning for warning in warnings), warnings
+
+
+DAG = PROTO.replace('label_fields: "click"', 'label_fields: "click" fg_mode: FG_DAG').replace(
+    'feature_name: "user"', 'feature_name: "user"\nexpression: "user:user_id"'
+)
+WHERE = "<text>:14: feature_configs[0].id_feature.expression: "
+
+
+@pytest.mark.parametrize(
+    ("expression", "told"),
+    [
+        ("usr:user_id", "unknown side 'usr' of 'usr:user_id'; did you mean 'user'?"),
+        ("zzz:user_id", "unknown side 'zzz' of 'zzz:user_id'; known: context, item, user"),
+        ("feature:user_id", "tidemill doesn't have side 'feature' yet; it has user, item, context"),
+        ("user_id", "'user_id' isn't of the form side:column; write user:COLUMN, item:COLUMN or context:COLUMN"),
+        ("user:", "'user:' isn't of the form side:column; write user:COLUMN, item:COLUMN or context:COLUMN"),
+    ],
+)
+def test_a_wrong_expression_is_told_with_its_line(errors, load, expression, told):
+    assert errors(DAG.replace("user:user_id", expression)) == [WHERE + told]
+    load(DAG.replace("user:user_id", expression).replace("FG_DAG", "FG_NONE"))
+
+
+def test_a_column_that_seems_to_be_a_declared_one_misspelt_is_an_error(errors, load):
+    fields = ' input_fields { input_name: "%s" input_type: INT64 }'
+    text = DAG.replace("FG_DAG", "FG_DAG" + fields % "clicks" + fields % "user_id")
+    assert errors(text) == ["<text>:11: data_config.label_fields[0]: no column 'click' in input_fields; did you mean 'clicks'?"]
+    # A declaration may leave columns out: types are inferred then.
+    load(DAG.replace("FG_DAG", "FG_DAG" + fields % "user_id"))
+    # But not where it's the only thing that names them.
+    csv = DAG.replace("ParquetDataset", "CsvDataset").replace("FG_DAG", "FG_DAG" + fields % "user_id")
+    assert errors(csv) == ["<text>:11: data_config.label_fields[0]: no column 'click' in input_fields; known: user_id"]

@@ -29,6 +29,10 @@ def check(
             from tidemill.data.sources.kafka_client import check_client
 
             check_client(loaded.config.kafka)
+        # Here: data files need Arrow.
+        from tidemill.jobs.data_check import check_data
+
+        check_data(loaded)
     except ConfigError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(error.exit_code) from None

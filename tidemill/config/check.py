@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from tidemill.config.base import Config
+from tidemill.config.columns import check_declared, check_expressions
 from tidemill.config.data import SOURCE_KINDS, DataConfig, KafkaConfig, parse_columns
 from tidemill.config.kafka_uri import parse_kafka_uri
 from tidemill.config.odps_uri import parse_odps_paths
@@ -19,7 +20,19 @@ Found = Iterator[tuple[Path, str]]
 
 def cross_check(config: PipelineConfig, root: Node) -> list[Finding]:
     """Errors and warnings, in the order of the sections; `root` is the tree that the config was built from."""
-    errors = [_limits, _source, _columns, _optimizers, _handover, _features, _groups, _model, _export]
+    errors = [
+        _limits,
+        _source,
+        _columns,
+        _optimizers,
+        _handover,
+        _features,
+        check_expressions,
+        check_declared,
+        _groups,
+        _model,
+        _export,
+    ]
     findings = [Finding(locate(root, path), path_text(path), text) for rule in errors for path, text in rule(config)]
     warnings = [
         Finding(locate(root, path), path_text(path), text, "warning")

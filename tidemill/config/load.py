@@ -53,6 +53,8 @@ class Loaded:
     config: PipelineConfig
     warnings: tuple[Finding, ...]
     source: Source
+    root: Node
+    """The tree that the config was built from, with the lines of its fields."""
 
 
 def load_pipeline(
@@ -87,7 +89,7 @@ def load_pipeline(
     config = builder.build_anyway(PipelineConfig, root)
     assert isinstance(config, PipelineConfig)
     findings = builder.findings + _beside(builder, cross_check(config, root))
-    return _conclude(config, findings, source)
+    return _conclude(config, findings, source, root)
 
 
 def _beside(builder: Builder, more: list[Finding]) -> list[Finding]:
@@ -105,12 +107,12 @@ def _one_in_other(one: str, other: str) -> bool:
     return one == other or one.startswith((f"{other}.", f"{other}[")) or other.startswith((f"{one}.", f"{one}["))
 
 
-def _conclude(config: PipelineConfig, findings: list[Finding], source: Source) -> Loaded:
+def _conclude(config: PipelineConfig, findings: list[Finding], source: Source, root: Node) -> Loaded:
     findings.sort(key=lambda finding: (finding.origin.name != source.name, finding.origin.line or 0))
     errors = [str(finding) for finding in findings if finding.level == "error"]
     if errors:
         raise ConfigError("\n".join(errors))
-    return Loaded(config, tuple(findings), source)
+    return Loaded(config, tuple(findings), source, root)
 
 
 def _apply_environment(editor: Editor, environ: Mapping[str, str] | None) -> None:
