@@ -29,6 +29,20 @@ def test_counts() -> None:
     assert counts.max_ms == pytest.approx(80.0)
 
 
+def test_failed_requests_say_why() -> None:
+    """The server's own words, for each status once: what a 503 meant was known to the players alone."""
+    table = requests(np.arange(6.0), np.array([503, 200, 503, 0, 200, 200]))
+    errors = pa.array(["503: not ready", None, "503: late", "no answer within 5 s", None, None])
+    table = table.set_column(table.schema.get_field_index("error"), "error", errors)
+    counts = count_requests(table, (2.5, 4.0))
+    assert counts.reasons == (
+        "2 status 503, first 0.0 s after the first request: 503: not ready",
+        "1 without an answer, first 3.0 s after the first request, during the switch: no answer within 5 s",
+    )
+    assert counts.verdict == "; ".join(["3 of 6 requests failed", *counts.reasons])
+    assert count_requests(requests(np.arange(2.0)), None).verdict is None
+
+
 def test_without_a_switch_or_requests_there_is_nothing_to_tell() -> None:
     counts = count_requests(requests(np.empty(0)), None)
     assert (counts.total, counts.failed, counts.during_switch, counts.min_per_s, counts.p50_ms) == (0, 0, None, None, None)

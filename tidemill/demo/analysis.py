@@ -168,8 +168,8 @@ def failures(director: Director, findings: Findings) -> list[str]:
     if story.stream_exit_code is None:
         found.append("it was not played to its end")
         return found
-    if requests.failed or not requests.total:
-        found.append(f"{requests.failed} of {requests.total} requests failed")
+    if requests.verdict is not None:
+        found.append(requests.verdict)
     if findings.undelivered:
         found.append(f"{findings.undelivered} impressions were not acknowledged by the broker")
     if rows is None or not rows.is_clean:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +27,15 @@ class RequestCounts:
     p50_ms: float | None
     p99_ms: float | None
     max_ms: float | None
+    reasons: tuple[str, ...] = ()
+    """Why requests failed: for each status, how many, when the first was sent, and what it was told."""
+
+    @property
+    def verdict(self) -> str | None:
+        """What isn't good about them, with the reasons; None if all were answered."""
+        if self.total and not self.failed:
+            return None
+        return "; ".join([f"{self.failed} of {self.total} requests failed", *self.reasons])
 
 
 def count_requests(requests: pa.Table, switch: tuple[float, float] | None) -> RequestCounts:
@@ -46,7 +56,20 @@ def count_requests(requests: pa.Table, switch: tuple[float, float] | None) -> Re
         p50_ms=None if p50 is None else float(p50),
         p99_ms=None if p99 is None else float(p99),
         max_ms=None if highest is None else float(highest),
+        reasons=_reasons(requests.filter(pa.array(~good)), float(sent.min()) if len(sent) else 0.0, switch),
     )
+
+
+def _reasons(failed: pa.Table, begin: float, switch: tuple[float, float] | None) -> tuple[str, ...]:
+    """A line for each status among failed requests, the most frequent one first. `begin`: when the first of all was sent."""
+    rows = sorted(failed.select(["status", "sent_at", "error"]).to_pylist(), key=lambda row: row["sent_at"])
+    told = []
+    for status, times in Counter(row["status"] for row in rows).most_common():
+        first = next(row for row in rows if row["status"] == status)
+        what = f"status {status}" if status else "without an answer"
+        during = ", during the switch" if switch is not None and switch[0] <= first["sent_at"] <= switch[1] else ""
+        told.append(f"{times} {what}, first {first['sent_at'] - begin:.1f} s after the first request{during}: {first['error']}")
+    return tuple(told)
 
 
 def least_in(at: np.ndarray, window_s: float) -> int | None:
