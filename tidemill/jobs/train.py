@@ -126,34 +126,11 @@ class _Job:
         self.handover = open_handover(run)
         self.progressive = _progressive(run, self.learner, restored)
         self.quality = open_quality(run, restored)
-        self.manager = CheckpointManager(
-            run.storage,
-            run.start.writer,
-            tables=self.learner.tables,
-            parent=run.start.parent_record,
-            pipeline=dump(run.config),
-            keep=config.keep_checkpoint_max,
-            best=best_of(run),
-            increments=_increments(run, self.learner),
-        )
-        run.resources.callback(self.manager.abort)
-        interval = self.interval = IntervalStats(self.learner.step)
-        restored.load_own("interval", interval, run)
+        self.manager = _open_manager(run, self.learner)
+        self.interval = IntervalStats(self.learner.step)
+        restored.load_own("interval", self.interval, run)
         self.late = LateRows(lambda: self.loop.published_watermark)
-        publisher = self.publication.publisher if self.publication else None
-        figures = Figures(
-            self.learner,
-            self.manager,
-            publisher,
-            self.progressive,
-            interval,
-            self.examples,
-            self._rows,
-            self.feed,
-            run.agreement.collect,
-            self.quality,
-        )
-        self.reporter = Reporter(figures, recorder, self.handover, config.log_step_count_steps, restored.step)
+        self.reporter = Reporter(self._figures(), recorder, self.handover, config.log_step_count_steps, restored.step)
         self.loop = TrainingLoop(
             agreement=run.agreement,
             feed=self.feed,
@@ -165,20 +142,34 @@ class _Job:
                 quorum=config.save_checkpoints_timestamp_quorum,
                 refuse_empty=True,
             ),
-            observers=[
-                interval,
-                self.late,
-                *([self.progressive] if run.is_stream else []),
-                *_open_logs(run, self.learner.label),
-                *_open_display(run, self.learner, self.feed),
-            ],
-            state=LoopState(
-                step=restored.step,
-                examples=restored.examples,
-                watermark=None if restored.watermark is None else EventTime(restored.watermark),
-            ),
+            observers=self._observers(),
+            state=_loop_state(restored),
             checks=self._checks(),
         )
+
+    def _figures(self) -> Figures:
+        return Figures(
+            self.learner,
+            self.manager,
+            self.publication.publisher if self.publication else None,
+            self.progressive,
+            self.interval,
+            self.examples,
+            self._rows,
+            self.feed,
+            self.run.agreement.collect,
+            self.quality,
+        )
+
+    def _observers(self) -> list[Observer]:
+        run = self.run
+        return [
+            self.interval,
+            self.late,
+            *([self.progressive] if run.is_stream else []),
+            *_open_logs(run, self.learner.label),
+            *_open_display(run, self.learner, self.feed),
+        ]
 
     def examples(self) -> int:
         """How many examples the line has been trained on."""
@@ -244,6 +235,26 @@ class _Job:
     def _take_verdict(self, handover: HandoverThread) -> None:
         if handover.verdict:
             self.loop.hand_over()
+
+
+def _open_manager(run: Run, learner: Learner) -> CheckpointManager:
+    manager = CheckpointManager(
+        run.storage,
+        run.start.writer,
+        tables=learner.tables,
+        parent=run.start.parent_record,
+        pipeline=dump(run.config),
+        keep=run.config.train_config.keep_checkpoint_max,
+        best=best_of(run),
+        increments=_increments(run, learner),
+    )
+    run.resources.callback(manager.abort)
+    return manager
+
+
+def _loop_state(restored: Restored) -> LoopState:
+    watermark = None if restored.watermark is None else EventTime(restored.watermark)
+    return LoopState(step=restored.step, examples=restored.examples, watermark=watermark)
 
 
 def _open_feed(run: Run, learner: Learner, restored: Restored) -> DataFeed:
