@@ -9,56 +9,68 @@ import typer
 from tidemill.cli.options import PIPELINE, EditConfigJson, PipelineConfigPath, pipeline_path
 from tidemill.errors import ConfigError
 
+ModelPath = Annotated[
+    str | None,
+    typer.Option(
+        "--scripted_model_path", "--scripted-model-path", help="Snapshot's or lineage's folder; its newest release scores."
+    ),
+]
+CheckpointPath = Annotated[
+    str | None,
+    typer.Option("--checkpoint_path", "--checkpoint-path", help="Checkpoint, or folder of them; default: model_dir's newest."),
+]
+InputPath = Annotated[
+    str | None,
+    typer.Option(
+        "--predict_input_path", "--predict-input-path", help="Rows to score: Parquet or CSV files (paths, globs), or odps://."
+    ),
+]
+OutputPath = Annotated[
+    str | None,
+    typer.Option(
+        "--predict_output_path",
+        "--predict-output-path",
+        help="Where scores go: FOLDER (Parquet), FOLDER/*.csv (.csv.gz, .csv.zst), odps:// or kafka://.",
+    ),
+]
+ReservedColumns = Annotated[
+    str,
+    typer.Option(
+        "--reserved_columns",
+        "--reserved-columns",
+        help="Input columns to keep, by commas; ALL_COLUMNS; ALL_EFFECTIVE_COLUMNS: those that features read.",
+    ),
+]
+OutputColumns = Annotated[
+    str, typer.Option("--output_columns", "--output-columns", help="Outputs of the model to keep, by commas; default: all.")
+]
+BatchSize = Annotated[int | None, typer.Option("--batch_size", "--batch-size", min=1, help="Rows scored at once.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the rows that the folder or partition holds.")]
+DatasetType = Annotated[
+    str | None, typer.Option("--dataset_type", "--dataset-type", help="Kind of input: CsvDataset, ...; default: by its path.")
+]
+WriterType = Annotated[
+    str | None, typer.Option("--writer_type", "--writer-type", help="Kind of output: CsvWriter, ...; default: by its path.")
+]
+CsvHeader = Annotated[
+    bool | None, typer.Option("--csv_header/--no_csv_header", "--csv-header/--no-csv-header", help="CSV begins with names.")
+]
+
 
 def predict(
     config: Annotated[str | None, PIPELINE] = None,
-    scripted_model_path: Annotated[
-        str | None,
-        typer.Option(
-            "--scripted_model_path", "--scripted-model-path", help="Snapshot's or lineage's folder; its newest release scores."
-        ),
-    ] = None,
+    scripted_model_path: ModelPath = None,
     pipeline_config_path: PipelineConfigPath = None,
-    checkpoint_path: Annotated[
-        str | None,
-        typer.Option("--checkpoint_path", "--checkpoint-path", help="Checkpoint, or folder of them; default: model_dir's newest."),
-    ] = None,
-    predict_input_path: Annotated[
-        str | None,
-        typer.Option(
-            "--predict_input_path", "--predict-input-path", help="Rows to score: Parquet or CSV files (paths, globs), or odps://."
-        ),
-    ] = None,
-    predict_output_path: Annotated[
-        str | None,
-        typer.Option(
-            "--predict_output_path",
-            "--predict-output-path",
-            help="Where scores go: FOLDER (Parquet), FOLDER/*.csv (.csv.gz, .csv.zst), odps:// or kafka://.",
-        ),
-    ] = None,
-    reserved_columns: Annotated[
-        str,
-        typer.Option(
-            "--reserved_columns",
-            "--reserved-columns",
-            help="Input columns to keep, by commas; ALL_COLUMNS; ALL_EFFECTIVE_COLUMNS: those that features read.",
-        ),
-    ] = "",
-    output_columns: Annotated[
-        str, typer.Option("--output_columns", "--output-columns", help="Outputs of the model to keep, by commas; default: all.")
-    ] = "",
-    batch_size: Annotated[int | None, typer.Option("--batch_size", "--batch-size", min=1, help="Rows scored at once.")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the rows that the folder or partition holds.")] = False,
-    dataset_type: Annotated[
-        str | None, typer.Option("--dataset_type", "--dataset-type", help="Kind of input: CsvDataset, ...; default: by its path.")
-    ] = None,
-    writer_type: Annotated[
-        str | None, typer.Option("--writer_type", "--writer-type", help="Kind of output: CsvWriter, ...; default: by its path.")
-    ] = None,
-    csv_header: Annotated[
-        bool | None, typer.Option("--csv_header/--no_csv_header", "--csv-header/--no-csv-header", help="CSV begins with names.")
-    ] = None,
+    checkpoint_path: CheckpointPath = None,
+    predict_input_path: InputPath = None,
+    predict_output_path: OutputPath = None,
+    reserved_columns: ReservedColumns = "",
+    output_columns: OutputColumns = "",
+    batch_size: BatchSize = None,
+    overwrite: Overwrite = False,
+    dataset_type: DatasetType = None,
+    writer_type: WriterType = None,
+    csv_header: CsvHeader = None,
     edit_config_json: EditConfigJson = None,
 ) -> None:
     """Score a table, with a snapshot and its releases as a server would, or with a checkpoint of a config."""
