@@ -17,7 +17,7 @@ from tidemill.contracts.progress import ROW_BITS
 from tidemill.data.assignment import owner
 from tidemill.data.intervals import IntervalSet
 from tidemill.data.loader import Loader
-from tidemill.data.progress import Progress, merge_states
+from tidemill.data.progress import Progress, merge_states, without_replaced
 from tidemill.data.sources.kafka import KafkaSource
 from tidemill.data.split import SplitId
 from tidemill.jobs.feed import DataFeed
@@ -31,9 +31,13 @@ _numbers = itertools.count()
 
 def new_topic(broker, partitions=1):
     name = f"clicks-{next(_numbers)}"
+    create_topic(broker, name, partitions)
+    return name
+
+
+def create_topic(broker, name, partitions=1):
     admin = admin_of(broker)
     admin.create_topics([NewTopic(name, partitions, 1)])[name].result(DEADLINE_S)
-    return name
 
 
 def row(number):
@@ -77,12 +81,13 @@ class Run:
                 mine=lambda split: owner(split, world_size) == rank,
             )
 
+        splits = source.resume(saved) if saved else source.discover()
         self.feed = DataFeed(
-            source.resume(saved) if saved else source.discover(),
+            splits,
             open_loader,
             rank=rank,
             world_size=world_size,
-            progress=Progress.from_states(saved),
+            progress=Progress.from_states(without_replaced(source, splits, saved)),
             commit=source.commit,
         )
 
@@ -164,7 +169,7 @@ def add_partitions(broker, topic, count):
 def make_anew(broker, topic, partitions=1):
     admin = admin_of(broker)
     admin.delete_topics([topic])[topic].result(DEADLINE_S)
-    admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(DEADLINE_S)
+    create_topic(broker, topic, partitions)
 
 
 def eventually(holds: Callable[[], bool]):

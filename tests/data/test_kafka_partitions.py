@@ -1,4 +1,4 @@
-"""Partitions that come, start and go: new ones while running, where each starts, topics made anew."""
+"""Partitions that come, start and go: new ones while running, where each starts."""
 
 from contextlib import ExitStack, closing
 
@@ -9,7 +9,6 @@ from tests.data.kafka_topics import (
     add_partitions,
     count,
     eventually,
-    make_anew,
     merged,
     new_topic,
     offsets,
@@ -20,7 +19,7 @@ from tests.data.kafka_topics import (
 )
 from tidemill import logs
 from tidemill.data.assignment import owner
-from tidemill.errors import DataError, DeadlineError, SourceChangedError
+from tidemill.errors import DataError, DeadlineError
 
 LIST_OFFSETS, NOT_LEADER, NOT_AUTHORIZED = 2, 6, 29
 
@@ -135,25 +134,3 @@ def test_a_start_time_lookup_that_fails_for_good_is_an_error(broker, topic):
         with pytest.raises(DeadlineError, match=rf"offsets of {topic}:0: no answer within 0\.5 s"):
             made.discover()
     broker.control("clear")
-
-
-def test_a_topic_made_anew_between_runs_is_refused(broker, topic):
-    produce(broker, topic, [row(0), row(1)])
-    with Run(source(broker, topic)) as first:
-        first.train(count(2))
-        saved = first.states
-    make_anew(broker, topic)
-    produce(broker, topic, [row(i) for i in range(9)])
-    with closing(source(broker, topic)) as made, pytest.raises(SourceChangedError, match=rf"{topic}:0: topic_id was"):
-        made.resume(saved)
-
-
-def test_a_topic_made_anew_while_it_is_read_ends_the_run(broker, topic):
-    """With more messages than were read of the old one, so that positions alone would fit."""
-    produce(broker, topic, [row(0), row(1)])
-    with Run(watched(broker, topic)) as run:
-        run.train(count(2))
-        make_anew(broker, topic)
-        produce(broker, topic, [row(100 + i) for i in range(9)])
-        with pytest.raises(SourceChangedError, match=f"(?s){topic}.*made anew"):
-            run.train(lambda run: len(run.rows) > 20)

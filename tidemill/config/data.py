@@ -114,7 +114,8 @@ class KafkaConfig(Config):
     dead_letter: DeadLetterConfig = DeadLetterConfig()
     """Where messages and rows go that can't be used."""
     on_data_loss: Literal["fail", "earliest"] = "fail"
-    """What to do when messages expired before they were read: fail, or go on with the earliest that is left."""
+    """What to do when messages expired before they were read, or their topic was deleted and made anew: fail, or go on with the
+    earliest that is left (of a new topic, in the next run)."""
     connect_timeout_s: Seconds = 30.0
     """How long to try to reach the cluster at the start."""
     outage_timeout_s: Seconds = 300.0

@@ -177,11 +177,14 @@ def verify_splits(source: Source, splits: Sequence[Split], states: Iterable[Spli
     the splits as a run reads them that goes on from there (`Source.resumed`).
 
     Raises SourceChangedError naming the split if one isn't what it was, or was read in part and is gone. States of other kinds
-    of source are ignored.
+    of source are ignored, and those that are replaced (`Source.replaced`).
     """
     offered = {split.id: split for split in splits}
     saved = {SplitId(state.kind, state.split): state for state in states if state.kind == source.kind}
+    replaced = source.replaced(splits, saved)
     for name, state in saved.items():
+        if name in replaced:
+            continue
         if name in offered:
             source.verify(offered[name], state.fingerprint)
         elif state.intervals and not is_complete(state):
@@ -193,6 +196,13 @@ def verify_splits(source: Source, splits: Sequence[Split], states: Iterable[Spli
             "%s splits: %d new, %d done, %d missing of %d", source.kind, new, done, missing, len(saved.keys() | offered.keys())
         )
     return source.resumed(splits, saved)
+
+
+def without_replaced(source: Source, splits: Sequence[Split], states: Sequence[SplitState]) -> list[SplitState]:
+    """The states of an earlier run that still mean the splits that are offered under their names."""
+    saved = {SplitId(state.kind, state.split): state for state in states if state.kind == source.kind}
+    replaced = source.replaced(splits, saved)
+    return [state for state in states if SplitId(state.kind, state.split) not in replaced]
 
 
 def is_complete(state: SplitState) -> bool:

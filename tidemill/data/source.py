@@ -166,6 +166,11 @@ class Source(ABC):
         """Splits as a run reads them that goes on from `states`: with what the earlier run had decided about them."""
         return list(splits)
 
+    def replaced(self, splits: Sequence[Split], states: Mapping[SplitId, SplitState]) -> set[SplitId]:
+        """Which splits of an earlier run others have taken the place of, by the same names, so that what was read of them is to be
+        forgotten. Depends on what it is given alone: every rank asks."""
+        return set()
+
     def describe(self, split: Split, done: IntervalSet) -> dict[str, Any]:
         """What a checkpoint that holds `done` says of a split beside its positions; the next run gets it as the split's fingerprint
         (`resumed`). Called by the training thread."""

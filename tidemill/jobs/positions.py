@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tidemill.contracts.progress import DataloaderState, SplitState
 from tidemill.data.assignment import AssignmentBase
-from tidemill.data.progress import Progress, is_complete
+from tidemill.data.progress import Progress, is_complete, without_replaced
 from tidemill.data.source import Source
 from tidemill.data.split import Split, SplitId
 from tidemill.jobs.discovery import discover, share_splits
@@ -53,7 +53,8 @@ def find_positions(source: Source, agreement: Sharing, rank: int, saved: Saved |
             return fresh
     carried = _carried(state.splits, base) if source.continues_parent else set()
     splits = [split for split in look(state.splits) if split.id not in carried]
-    return Positions(splits, _progress(state.splits, carried, state.passes_completed if base else 0), base)
+    states = without_replaced(source, splits, state.splits)
+    return Positions(splits, _progress(states, carried, state.passes_completed if base else 0), base)
 
 
 def _is_over(state: DataloaderState, base: AssignmentBase | None, num_passes: int | None) -> bool:

@@ -20,7 +20,17 @@ from tidemill.data.intervals import IntervalSet
 from tidemill.data.messages.decoder import Columns, Decoder
 from tidemill.data.messages.make import make_decoder
 from tidemill.data.source import Source, SplitReader
-from tidemill.data.sources.kafka_client import EARLIEST, KIND, LATEST, Bounds, KafkaClient, Topic, check_client, topic_partition
+from tidemill.data.sources.kafka_client import (
+    EARLIEST,
+    KIND,
+    LATEST,
+    Bounds,
+    KafkaClient,
+    Topic,
+    check_client,
+    made_anew,
+    topic_partition,
+)
 from tidemill.data.sources.kafka_commits import GroupCommits
 from tidemill.data.sources.kafka_reader import PartitionsReader
 from tidemill.data.sources.kafka_runs import MessageRows, Partition
@@ -95,21 +105,37 @@ class KafkaSource(Source):
             raise
 
     def verify(self, split: Split, fingerprint: dict[str, Any]) -> None:
-        for key in ("cluster", "topic_id"):
-            was, found = fingerprint.get(key), split.fingerprint.get(key)
-            if was is not None and found is not None and was != found:
-                raise SourceChangedError(f"{split.id}: {key} was {was}, is {found}: this is another topic; its positions don't fit")
-        was, found = fingerprint.get("earliest"), split.fingerprint.get("earliest")
-        if was is not None and found is not None and found < was:
-            raise SourceChangedError(f"{split.id}: the earliest offset was {was}, is {found}: the topic was made anew")
+        was, found = fingerprint.get("cluster"), split.fingerprint.get("cluster")
+        if was is not None and found is not None and was != found:
+            raise SourceChangedError(f"{split.id}: cluster was {was}, is {found}: this is another topic; its positions don't fit")
+        why = _why_anew(fingerprint, split.fingerprint)
+        if why is not None:
+            raise SourceChangedError(made_anew(str(split.id), *why))
+
+    def replaced(self, splits: Sequence[Split], states: Mapping[SplitId, SplitState]) -> set[SplitId]:
+        """All partitions of topics that were made anew, if the config says to go on without what is lost."""
+        if self.config.on_data_loss == "fail":
+            return set()
+        now = {split.id: split.fingerprint for split in splits}
+        anew = {
+            topic_partition(split)[0]
+            for split, state in states.items()
+            if split in now and _why_anew(state.fingerprint, now[split]) is not None
+        }
+        return {split for split in states if split.kind == KIND and topic_partition(split)[0] in anew}
 
     def resumed(self, splits: Sequence[Split], states: Mapping[SplitId, SplitState]) -> list[Split]:
-        """Known partitions start where they would have; partitions added to a known topic since start at their beginning."""
+        """Known partitions start where they would have; partitions added to a known topic since start at their beginning, and so
+        do those of a topic that was made anew."""
         known_topics = {topic_partition(split)[0] for split in states if split.kind == KIND}
+        replaced = self.replaced(splits, states)
+        for anew in sorted(replaced):
+            log.warning("%s: its topic was deleted and made anew; what wasn't read of it is lost, going on with the new one", anew)
+            event("source.topic_replaced", split=anew.name, read=_end_of(states[anew]))
         found: list[Split] = []
         for split in splits:
             start = split.fingerprint["start"]
-            if split.id in states:
+            if split.id in states and split.id not in replaced:
                 start = states[split.id].fingerprint.get("start", start)
             elif topic_partition(split.id)[0] in known_topics:
                 start = split.fingerprint["earliest"]
@@ -206,6 +232,23 @@ class KafkaSource(Source):
         log.warning("%s; going on at %d", lost, bounds.earliest)
         event("source.data_loss", split=split.name, first=offset, lost=count)
         return bounds.earliest
+
+
+def _why_anew(was: Mapping[str, Any], found: Mapping[str, Any]) -> tuple[str, Any] | None:
+    """By what it shows that a partition's topic isn't the one that it was: what was, and what is; None: nothing shows it. Old
+    checkpoints, and old clusters, name no id."""
+    known = was.get("topic_id"), found.get("topic_id")
+    if None not in known and known[0] != known[1]:
+        return f"its topic_id was {known[0]}", known[1]
+    first = was.get("earliest"), found.get("earliest")
+    if first[0] is not None and first[1] is not None and first[1] < first[0]:
+        return f"its earliest offset was {first[0]}", first[1]
+    return None
+
+
+def _end_of(state: SplitState) -> int:
+    """The offset behind the last message that was read."""
+    return max((stop for _, stop in state.intervals), default=0) >> ROW_BITS
 
 
 def _check(config: KafkaConfig, columns: Columns | None, event_time_column: str | None) -> None:

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -95,6 +96,15 @@ class Bounds:
     end: int
 
 
+def made_anew(what: str, was: object, found: object) -> str:
+    """What there is to say of a topic that another one has taken the place of."""
+    return (
+        f"{what} was deleted and made anew ({was}, is {found}): the offsets that were read are another topic's. Set "
+        "kafka.on_data_loss to earliest to go on at the beginning of the new one, without what wasn't read of the old; or train "
+        "in a new model_dir"
+    )
+
+
 def topic_partition(split: SplitId) -> tuple[str, int]:
     """("clicks", 3) of "clicks:3"."""
     topic, _, partition = split.name.rpartition(":")
@@ -175,7 +185,22 @@ class KafkaClient:
         found = metadata.topics[name]
         if found.error is not None or not found.partitions:
             raise DataError(f"kafka {self._config.brokers}: topic {name!r}: {found.error or 'it has no partitions'}")
-        return Topic(name, tuple(sorted(found.partitions)), metadata.cluster_id, self._topic_id(name))
+        return Topic(name, tuple(sorted(found.partitions)), metadata.cluster_id, self.topic_ids([name])[name])
+
+    def topic_ids(self, names: Sequence[str]) -> dict[str, str | None]:
+        """The topics' identities (KIP-516); None where the cluster gives none, or doesn't let us ask. Raises DataError too for a
+        topic that isn't there."""
+
+        def ask() -> dict[str, str | None]:
+            admin = self._admin()
+            try:
+                answers = admin.describe_topics(TopicCollection(list(names)), request_timeout=self._timeout_s)
+                return {name: _topic_id(answer, self._timeout_s) for name, answer in answers.items()}
+            finally:
+                # What the client logs waits for this.
+                admin.poll(0)
+
+        return self._patiently(ask, f"the identity of {', '.join(map(repr, names))}")
 
     def offsets(self, splits: Sequence[SplitId], time_ms: int) -> list[int | None]:
         """For each split the offset of its first message at or after a broker time; None where there is none.
@@ -214,18 +239,6 @@ class KafkaClient:
             self._opened.close()
         self._opened = self._opened_admin = None
 
-    def _topic_id(self, topic: str) -> str | None:
-        """None too where we may not ask."""
-        try:
-            asked = self._admin().describe_topics(TopicCollection([topic]), request_timeout=self._timeout_s)
-            topic_id = str(asked[topic].result(self._timeout_s).topic_id)
-        except (KafkaException, TimeoutError):
-            return None
-        finally:
-            # What the client logs waits for this.
-            self._admin().poll(0)
-        return None if topic_id in _NO_TOPIC_ID else topic_id
-
     def _patiently(self, call: Callable[[], T], what: str) -> T:
         until = time.monotonic() + self._patience_s
         pause = _FIRST_PAUSE_S
@@ -252,6 +265,20 @@ class KafkaClient:
         if self._opened_admin is None:
             self._opened_admin = open_admin(self._config)
         return self._opened_admin
+
+
+def _topic_id(answer: Future[Any], timeout_s: float) -> str | None:
+    """None too where we may not ask. Raises KafkaException for what may pass, and for a topic that isn't there."""
+    try:
+        topic_id = str(answer.result(timeout_s).topic_id)
+    except TimeoutError:
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT)) from None
+    except KafkaException as exception:
+        error: KafkaError = exception.args[0]
+        if passes(error) or error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            raise
+        return None
+    return None if topic_id in _NO_TOPIC_ID else topic_id
 
 
 class _StateChanges(logging.Filter):

@@ -21,6 +21,10 @@ from tidemill.logs import event, log
 
 _CALM_S = 1.0
 """How long after its last error a cluster has to answer before it counts as well again."""
+_PAUSE_S = 2.0
+"""Time without a read after which the topics may have become others: an evaluation, a frozen process."""
+_SURE_S = 15.0
+"""How long what the cluster said of the topics' identities holds; it is asked once a second, and may take a while to answer."""
 
 
 class PartitionsReader(SplitReader):
@@ -55,7 +59,8 @@ class PartitionsReader(SplitReader):
         self._trouble: str | None = None
         self._trouble_at = 0.0
         self._fatal: KafkaError | None = None
-        self._message_at = time.monotonic()
+        self._held: list[Message] = []
+        self._message_at = self._read_at = self._same_since = time.monotonic()
         # What expired before it could be read is covered by a run without rows, which comes first.
         self._passed = {part.split: part.offset for part in self._partitions}
         self._consumer = open_consumer(config, self._on_error)
@@ -67,7 +72,7 @@ class PartitionsReader(SplitReader):
         self._take_found()
         if self._mine is None and not self._fetched and not self._passed:
             raise EOFError
-        messages: list[Message] = self._consumer.consume(self._rows.ask_for, timeout_s if self._fetched or self._mine else 0.0)
+        messages = self._consume(timeout_s if self._fetched or self._mine else 0.0)
         if any([message.error() is not None for message in messages]):  # noqa: C419 - a list is faster than a generator here
             for message in messages:
                 self._on_partition_error(message, message.error())
@@ -84,6 +89,25 @@ class PartitionsReader(SplitReader):
         raw = replace(raw, runs=(*raw.runs, *self._take_passed()))
         self._leave_finished()
         return raw if raw.runs else None
+
+    def _consume(self, timeout_s: float) -> list[Message]:
+        """The next messages, once the topics are known to be the same still: what came after a pause may be another topic's."""
+        self._heed_pause()
+        if not self._held:
+            self._held = self._consumer.consume(self._rows.ask_for, timeout_s)
+            self._heed_pause()
+        since = max(self._same_since, self._read_at - _SURE_S)
+        if not self._held or not self._watch.confirms(since, timeout_s):
+            return []
+        messages, self._held = self._held, []
+        return messages
+
+    def _heed_pause(self) -> None:
+        """Find out whether nothing was read for so long that the topics may be others."""
+        now = time.monotonic()
+        if now - self._read_at > _PAUSE_S:
+            self._same_since = now
+        self._read_at = now
 
     def found(self) -> list[Split]:
         found, self._found = self._found, []
@@ -142,6 +166,8 @@ class PartitionsReader(SplitReader):
     def _on_error(self, error: KafkaError) -> None:
         """Called by the client within `consume`."""
         if passes(error):
+            # What comes back may be another cluster, or an empty one that was filled again.
+            self._same_since = time.monotonic()
             self._note_trouble(error.str())
         elif self._fatal is None:
             self._fatal = error

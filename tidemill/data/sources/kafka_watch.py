@@ -1,7 +1,9 @@
-"""What a reader has to know of its partitions besides their messages: where they end, and whether there are new ones."""
+"""What a reader has to know of its partitions besides their messages: where they end, whether there are new ones, and whether
+their topics are still the same."""
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -10,7 +12,7 @@ from dataclasses import dataclass
 from confluent_kafka import KafkaError, KafkaException
 
 from tidemill.config.data import KafkaConfig
-from tidemill.data.sources.kafka_client import EARLIEST, LATEST, KafkaClient, Topic, without_secrets
+from tidemill.data.sources.kafka_client import EARLIEST, LATEST, KafkaClient, Topic, made_anew, without_secrets
 from tidemill.data.split import SplitId
 from tidemill.errors import DataError, DeadlineError, SourceChangedError
 
@@ -27,11 +29,11 @@ class _End:
 
 
 class KafkaWatch:
-    """Asks the cluster for ends once a second, and for partitions every `discovery_interval_s`, on a thread of its own: a cluster
-    that is away or slow holds up no reading.
+    """Asks the cluster for the topics' identities and for ends once a second, and for partitions every `discovery_interval_s`, on
+    a thread of its own: a cluster that is away or slow holds up no reading.
 
     `topic_ids`: topic -> the identity that it has to keep, None if unknown. `look_for_new`: whether new partitions matter.
-    Threading: `watch`, `take_found`, `check` and `close` belong to the reading thread; `is_at_end` may be called from any.
+    Threading: `is_at_end` may be called from any thread; all else belongs to the reading one.
     """
 
     def __init__(
@@ -45,10 +47,12 @@ class KafkaWatch:
         self._found: dict[SplitId, tuple[Topic, int]] = {}
         self._failed = ""
         self._error: BaseException | None = None
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
+        self._confirmed_at = -math.inf
         self.answered_at = time.monotonic()
         """When the last question that was answered had been asked (monotonic seconds)."""
-        self._stop = threading.Event()
+        self._stopped = False
+        self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kafka-watch", daemon=True)
         self._thread.start()
 
@@ -68,9 +72,18 @@ class KafkaWatch:
 
     def take_found(self) -> dict[SplitId, tuple[Topic, int]]:
         """Partitions that the cluster has named so far, each once, with their topics and earliest offsets."""
-        with self._lock:
+        with self._changed:
             found, self._found = self._found, {}
         return found
+
+    def confirms(self, since: float, timeout_s: float) -> bool:
+        """Whether a question asked at or after `since` (monotonic seconds) was answered by: the topics are the same still. Asks at
+        once, and waits for the answer, if none is known."""
+        if self._confirmed_at < since:
+            self._wake.set()
+        with self._changed:
+            self._changed.wait_for(lambda: self._confirmed_at >= since or self._error is not None, timeout_s)
+            return self._confirmed_at >= since and self._error is None
 
     def check(self) -> None:
         """Raise SourceChangedError if a topic was made anew, or the error of a bug."""
@@ -79,7 +92,8 @@ class KafkaWatch:
 
     def close(self) -> None:
         """Stop. A question under way is left to end by itself."""
-        self._stop.set()
+        self._stopped = True
+        self._wake.set()
         self._thread.join(_CLOSE_S)
 
     def _run(self) -> None:
@@ -87,15 +101,20 @@ class KafkaWatch:
         try:
             self._ask_on(client)
         except BaseException as error:  # noqa: BLE001 - the worker edge: the error goes to whoever checks
-            self._error = error
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
         finally:
             client.close()
 
     def _ask_on(self, client: KafkaClient) -> None:
         named: set[SplitId] = set()
         look_at = time.monotonic()
-        while not self._stop.is_set():
+        while not self._stopped:
+            # What sets it from here on wants a question that is asked from here on.
+            self._wake.clear()
             try:
+                self._confirm(client)
                 self._ask_ends(client)
                 if time.monotonic() >= look_at:
                     self._look(client, named)
@@ -106,7 +125,19 @@ class KafkaWatch:
                 self._failed = str(error)
             except KafkaException as exception:
                 self._failed = without_secrets(self._config.client, exception.args[0].str())
-            self._stop.wait(_ASK_S)
+            self._wake.wait(_ASK_S)
+
+    def _confirm(self, client: KafkaClient) -> None:
+        """Raises SourceChangedError for a topic that isn't the one any more that its offsets are of."""
+        asked_at = time.monotonic()
+        for name, topic_id in client.topic_ids(list(self._topic_ids)).items():
+            was = self._topic_ids[name]
+            if was is not None and topic_id is not None and topic_id != was:
+                raise SourceChangedError(made_anew(f"kafka topic {name!r}", f"its topic_id was {was}", topic_id))
+            self._topic_ids[name] = was or topic_id
+        with self._changed:
+            self._confirmed_at = asked_at
+            self._changed.notify_all()
 
     def _ask_ends(self, client: KafkaClient) -> None:
         splits, asked_at = self._splits, time.monotonic()
@@ -120,18 +151,13 @@ class KafkaWatch:
         self._failed, self.answered_at = "", asked_at
 
     def _look(self, client: KafkaClient, named: set[SplitId]) -> None:
-        for name, topic_id in self._topic_ids.items():
+        for name in self._topic_ids:
             asked_at = time.monotonic()
             topic = client.topic(name)
-            if topic_id is not None and topic.topic_id is not None and topic.topic_id != topic_id:
-                raise SourceChangedError(
-                    f"kafka topic {name!r} was deleted and made anew while it was read: its id was {topic_id}, is {topic.topic_id}"
-                )
-            self._topic_ids[name] = topic_id or topic.topic_id
             self._failed, self.answered_at = "", asked_at
             new = [split for split in topic.splits() if split not in named]
             if new and self._look_for_new:
                 lows = client.offsets(new, EARLIEST)
-                with self._lock:
+                with self._changed:
                     self._found |= {split: (topic, low or 0) for split, low in zip(new, lows, strict=True)}
             named.update(new)
