@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemill import logs
+from tidemill.clock import ManualClock
 from tidemill.config.data import FolderConfig
 from tidemill.data.assignment import assign
 from tidemill.data.dead_letters import DeadLetter, DeadLetterFile, DeadLetters, DeadLetterSink
@@ -87,6 +88,97 @@ def test_one_column_for_all_is_a_schema_error():
     with pytest.raises(DataError) as caught:
         other.add([letter(1, column="n"), letter(2)])
     assert type(caught.value) is DataError
+
+
+def restarted(letters, **budget):
+    """The next process: it knows what a checkpoint holds, as JSON, and no more."""
+    following = DeadLetters(**budget)
+    following.load_state([json.loads(json.dumps(letters.state()))])
+    return following
+
+
+def test_a_restart_is_no_new_budget():
+    """A job that starts again every minute, with two letters each time."""
+    budget = {"max_poison": 5, "window": 1000}
+    letters = DeadLetters(**budget)
+    for life in range(2):
+        letters.passed(50)
+        letters.add([letter(10 * life), letter(10 * life + 1, row=2, column="n")])
+        letters = restarted(letters, **budget)
+        assert letters.count == 0
+    letters.passed(50)
+    with pytest.raises(DataError) as caught:
+        letters.add([letter(20), letter(21)])
+    text = str(caught.value)
+    assert "6 messages or rows among the last 100 can't be used, and max_poison allows 5" in text
+    assert "topic clicks, partition 0, offset 0: it is garbage" in text
+
+
+def test_what_is_met_again_by_a_restart_is_kept_again_but_counts_once():
+    """It was read ahead of the checkpoint. The next run's file has it too."""
+    budget = {"max_poison": 2, "window": 1000}
+    letters = DeadLetters(**budget)
+    letters.add([letter(1), letter(2)])
+    kept = Kept()
+    again = restarted(letters, **budget, sink=kept)
+    again.add([letter(1), letter(2)])
+    assert again.count == len(kept.letters) == 2
+    with pytest.raises(DataError, match="max_poison allows 2"):
+        again.add([letter(3)])
+
+
+def test_a_restart_forgets_what_lies_before_the_window():
+    letters = DeadLetters(max_poison=1, window=100)
+    letters.add([letter(1)])
+    letters.passed(60)
+    letters = restarted(letters, max_poison=1, window=100)
+    letters.passed(41)
+    letters.add([letter(2)])
+    with pytest.raises(DataError, match=r"the first: topic clicks, partition 0, offset 2"):
+        letters.add([letter(3)])
+
+
+def test_a_flood_is_a_warning_a_minute_for_each_kind_with_its_number(caplog):
+    clock = ManualClock()
+    letters = DeadLetters(max_poison=1000, window=1000, clock=clock)
+    for number in range(50):
+        letters.add([letter(number, reason=f"column 'n' holds '{number}'")])
+    letters.add([letter(100, reason="it is a tombstone")])
+    assert [record.getMessage() for record in caplog.records] == [
+        "skipped, can't be used: topic clicks, partition 0, offset 0: column 'n' holds '0'",
+        "skipped, can't be used: topic clicks, partition 0, offset 100: it is a tombstone",
+    ]
+    caplog.clear()
+    clock.advance(61.0)
+    letters.add([letter(101, reason="column 'n' holds 'x'")])
+    letters.add([letter(102, reason="column 'n' holds 'y'")])
+    letters.close()
+    letters.close()
+    assert [record.getMessage() for record in caplog.records] == [
+        "skipped, can't be used: topic clicks, partition 0, offset 101: column 'n' holds 'x' (and 49 more like the one before)",
+        "skipped, can't be used: 1 more like: topic clicks, partition 0, offset 101: column 'n' holds 'x'",
+    ]
+
+
+def test_a_checkpoint_waits_for_no_sink():
+    """Where dead letters are kept may be away for minutes; whoever saves the budget mustn't wait for that."""
+    began, end = threading.Event(), threading.Event()
+
+    class Slow(Kept):
+        def keep(self, letters):
+            began.set()
+            assert end.wait(60)
+
+    letters = DeadLetters(max_poison=9, window=100, sink=Slow())
+    adding = threading.Thread(target=letters.add, args=([letter(1)],))
+    adding.start()
+    try:
+        assert began.wait(60)
+        assert letters.state() == {"recent": []}
+    finally:
+        end.set()
+        adding.join()
+    assert [entry[:2] for entry in letters.state()["recent"]] == [[0, letter(1).place]]
 
 
 def test_file(tmp_path):

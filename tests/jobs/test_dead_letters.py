@@ -9,7 +9,10 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.jobs.conftest import BATCH, BOUNDARY, TOPIC, pipeline_config, rows
+from tidemill.data.dead_letters import DeadLetters
 from tidemill.errors import DataError
+from tidemill.jobs.dead_letters import DEAD_LETTERS, restore_dead_letters
+from tidemill.jobs.restore import Restored
 from tidemill.jobs.train import TrainRequest, train
 from tidemill.lineage.records import run_records
 from tidemill.storage.backends.local import LocalStorage
@@ -63,3 +66,25 @@ def test_a_stream_skips_and_keeps_what_it_cannot_use_and_goes_on_behind_it(tmp_p
         produce(json.dumps(row).encode() for row in rows(BATCH, BOUNDARY + 100, seed=3).to_pylist())
         assert run("stream", 4, max_poison=0) == 0
         assert [record.details["rows_skipped"] for record in run_records(storage)] == [3, 0]
+        # The budget is the line's: the three of the first run count, though this is the third process.
+        produce([b"rubbish", *(json.dumps(row).encode() for row in rows(BATCH, BOUNDARY + 200, seed=4).to_pylist())])
+        with pytest.raises(DataError, match=r"4 messages or rows .* max_poison allows 3"):
+            run("stream", 5, max_poison=3)
+
+
+def test_the_budget_is_dealt_out_when_the_number_of_ranks_changes():
+    def letters(*offsets):
+        entries = [[0, {"topic": "t", "partition": 0, "offset": offset, "row": None}, "garbage", None] for offset in offsets]
+        return {DEAD_LETTERS: {"recent": entries}}
+
+    def restored(states, world_size):
+        found = [DeadLetters(max_poison=9, window=100) for _ in range(world_size)]
+        for rank, own in enumerate(found):
+            restore_dead_letters(own, Restored(rank_states=states), rank=rank, world_size=world_size)
+        return [[place["offset"] for _, place, *_ in own.state()["recent"]] for own in found]
+
+    assert restored([letters(1, 2), letters(3)], 2) == [[1, 2], [3]]
+    assert restored([letters(1, 2), letters(3)], 1) == [[1, 2, 3]]
+    assert restored([letters(1, 2, 3, 4)], 3) == [[1, 4], [2], [3]]
+    # Older checkpoints have none.
+    assert restored([{}], 2) == [[], []]

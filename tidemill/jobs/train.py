@@ -21,13 +21,14 @@ from tidemill.config.dump import dump
 from tidemill.contracts import layout
 from tidemill.contracts.files import TableSpec
 from tidemill.data.assignment import owner
+from tidemill.data.dead_letters import DeadLetters
 from tidemill.data.loader import Loader, RowCounts
 from tidemill.data.split import Split
 from tidemill.distributed.runtime import start_runtime
 from tidemill.errors import ConfigError, StorageError
 from tidemill.jobs import pipeline
 from tidemill.jobs.batching import batch_rule, read_plan, shuffle_of
-from tidemill.jobs.dead_letters import open_dead_letters
+from tidemill.jobs.dead_letters import DEAD_LETTERS, open_dead_letters, restore_dead_letters
 from tidemill.jobs.display import ProgressLine
 from tidemill.jobs.duties import Saver, best_of, checkpoint_duty, cut_duty, evaluate_duty
 from tidemill.jobs.feed import DataFeed
@@ -120,7 +121,8 @@ class _Job:
         )
         torch.manual_seed(config.runtime.seed + run.rank)
         restored = restore(run, self.learner)
-        self.feed = _open_feed(run, self.learner, restored)
+        self.dead_letters = _dead_letters(run, restored)
+        self.feed = _open_feed(run, self.learner, restored, self.dead_letters)
         self.touched = _touched_rows(run, self.learner)
         self.publication = _open_publication(run, self.learner, restored, self.touched)
         self.handover = open_handover(run)
@@ -196,6 +198,8 @@ class _Job:
         run, publication = self.run, self.publication
         stateful: dict[str, Stateful] = {"progressive": self.progressive, "interval": self.interval}
         cut = None
+        if self.dead_letters:
+            stateful[DEAD_LETTERS] = self.dead_letters
         if self.quality:
             stateful["quality"] = self.quality
         if publication:
@@ -257,9 +261,15 @@ def _loop_state(restored: Restored) -> LoopState:
     return LoopState(step=restored.step, examples=restored.examples, watermark=watermark)
 
 
-def _open_feed(run: Run, learner: Learner, restored: Restored) -> DataFeed:
+def _dead_letters(run: Run, restored: Restored) -> DeadLetters | None:
+    letters = open_dead_letters(run.config, run.folder, run.rank)
+    if letters is not None:
+        restore_dead_letters(letters, restored, rank=run.rank, world_size=run.runtime.world_size)
+    return letters
+
+
+def _open_feed(run: Run, learner: Learner, restored: Restored, dead_letters: DeadLetters | None) -> DataFeed:
     config, data, writer = run.config, run.config.data_config, run.start.writer
-    dead_letters = open_dead_letters(config, run.folder, run.rank)
     source = pipeline.make_source(
         config, learner.features, path=config.train_input_path, boundary=run.boundary, dead_letters=dead_letters
     )
