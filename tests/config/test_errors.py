@@ -140,6 +140,17 @@ model_config {
             "<text>:12: data_config.kafka: needs dataset_type KafkaDataset, got ParquetDataset",
         ),
         (
+            'train_input_path: "day"',
+            'train_input_path: "kafka://h:1/t?group.id=g"',
+            "<text>:10: data_config.dataset_type: train_input_path is a Kafka address, which needs KafkaDataset; got "
+            "ParquetDataset",
+        ),
+        (
+            'eval_input_path: ""',
+            'eval_input_path: "kafka://h:1/t?group.id=g"',
+            "<text>:2: eval_input_path: a topic has no end to evaluate up to; name files or a table",
+        ),
+        (
             "ParquetDataset",
             "KafkaDataset",
             "<text>:1: train_input_path: not a Kafka address: not of the form kafka://host:port[,host:port]/topic?group.id=GROUP. "

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from tidemill.data.split import Split, SplitId
-from tidemill.errors import SourceChangedError
+from tidemill.errors import DeadlineError, SourceChangedError
 from tidemill.jobs.discovery import share_splits
 from tidemill.testing.rank_threads import ThreadAgreement, ThreadGroup, run_threads
 
@@ -48,3 +48,21 @@ def test_an_error_is_every_ranks(ranks: int):
 
     results = run_threads(ranks, lambda group, rank: share_splits(ThreadAgreement(group, rank), rank, find))  # type: ignore[arg-type]
     assert [(type(result.error), str(result.error)) for result in results] == ranks * [(SourceChangedError, "t/ds=1: gone")]
+
+
+def test_a_source_that_never_answers_ends_every_rank():
+    ends = threading.Event()
+
+    def find() -> Sequence[Split]:
+        ends.wait(60)
+        return SPLITS
+
+    def share(group: ThreadGroup, rank: int) -> list[Split]:
+        return share_splits(ThreadAgreement(group, rank), rank, find, deadline_s=0.2)  # type: ignore[arg-type]
+
+    try:
+        results = run_threads(2, share)
+    finally:
+        ends.set()
+    assert [type(result.error) for result in results] == [DeadlineError, DeadlineError]
+    assert "within 0.2 s" in str(results[1].error)

@@ -59,6 +59,9 @@ def _source(config: PipelineConfig) -> Found:
         known = ", ".join(SOURCE_KINDS)
         yield ("data_config", "dataset_type"), f"{data.dataset_type} comes later; supported now: {known}"
     elif data.dataset_type != "KafkaDataset":
+        if config.train_input_path.startswith("kafka://"):
+            why = f"train_input_path is a Kafka address, which needs KafkaDataset; got {data.dataset_type}"
+            yield ("data_config", "dataset_type"), why
         if data.kafka is not None:
             yield ("data_config", "kafka"), f"needs dataset_type KafkaDataset, got {data.dataset_type}"
         if data.dataset_type == "OdpsDataset":
@@ -70,6 +73,8 @@ def _source(config: PipelineConfig) -> Found:
             parse_kafka_uri(config.train_input_path)
         except ValueError as error:
             yield ("train_input_path",), f"not a Kafka address: {error}. Or write data_config.kafka"
+    if config.eval_input_path.startswith("kafka://"):
+        yield ("eval_input_path",), "a topic has no end to evaluate up to; name files or a table"
     if data.dataset_type == "FolderDataset" and not data.event_time.column:
         yield ("data_config", "dataset_type"), "needs data_config.event_time.column: files have no other event time"
     if data.dataset_type == "CsvDataset":
