@@ -1,11 +1,26 @@
 """Bounded replay of a topic: it ends by position, whatever is at its end, and a run that goes on ends at the same place."""
 
+import json
 import time
 from contextlib import closing
 
 import pytest
 
-from tests.data.kafka_topics import Run, add_partitions, count, delete_before, merged, new_topic, offsets, produce, row, source
+from tests.data.kafka_topics import (
+    Run,
+    add_partitions,
+    count,
+    delete_before,
+    eventually,
+    merged,
+    new_topic,
+    offsets,
+    produce,
+    row,
+    source,
+)
+from tidemill import logs
+from tidemill.data.sources import kafka_reader
 from tidemill.errors import ConfigError, SourceChangedError
 
 
@@ -86,6 +101,20 @@ def test_goes_on_to_the_same_end_and_then_reads_nothing(broker, topic, config):
         assert third.train_all() == []
 
 
+def test_an_end_time_is_made_an_offset_once(broker, topic):
+    """What comes between two runs may have an old time; it is no part of the backfill. Another time is another end."""
+    produce(broker, topic, [row(i) for i in range(4)])
+    end = {"end_timestamp_ms": 1_009_000}
+    with Run(source(broker, topic, **end), batch_size=2) as first:
+        first.train(count(2))
+        saved = first.states
+    produce(broker, topic, [row(4)], first_ms=1_005_000)
+    with Run(source(broker, topic, **end), saved) as second:
+        assert second.train_all() == [2, 3]
+    with Run(source(broker, topic, end_timestamp_ms=1_009_001), saved) as third:
+        assert third.train_all() == [2, 3, 4]
+
+
 def test_backfill_resumes_on_another_number_of_ranks(broker):
     topic = new_topic(broker, 3)
     for partition in range(3):
@@ -125,6 +154,34 @@ def test_partitions_added_later_are_no_part_of_it(broker, topic):
         produce(broker, topic, [row(1)])
         assert run.train_all() == [0, 1]
         assert len(run.states) == 1
+
+
+def test_an_end_that_messages_havent_reached_is_waited_for_and_told(broker, topic, caplog, monkeypatch, tmp_path):
+    """What it waits for and for how long, at once and again: never a silent stall; what comes still ends it."""
+    monkeypatch.setattr(kafka_reader, "_TELL_EVERY_S", 0.3)
+    produce(broker, topic, [row(0), row(1)])
+    sink = logs.EventLog(tmp_path / "events.jsonl")
+    logs.send_events_to(sink)
+    try:
+        with Run(source(broker, topic, end_offsets=ends(topic, 4))) as run:
+            run.train(count(2))
+            eventually(lambda: run.step() or caplog.text.count("reading is to end at offset 4, but messages end at 2 so far") >= 2)
+            produce(broker, topic, [row(2), row(3)])
+            assert run.train_all() == [0, 1, 2, 3]
+    finally:
+        logs.send_events_to(None)
+        sink.close()
+    told = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    waits = [event for event in told if event["event"] == "source.waiting_for_end"]
+    assert {(event["split"], event["end"], event["reached"]) for event in waits} == {(f"{topic}:0", 4, 2)}
+    assert waits[-1]["waited_s"] > waits[0]["waited_s"] == 0
+
+
+def test_a_backfill_that_moves_on_says_nothing_of_waiting(broker, topic, caplog):
+    produce(broker, topic, [row(i) for i in range(6)])
+    with Run(source(broker, topic, end_offsets=ends(topic, 4))) as run:
+        assert run.train_all() == [0, 1, 2, 3]
+    assert "reading is to end" not in caplog.text
 
 
 def test_every_partition_needs_an_end(broker):

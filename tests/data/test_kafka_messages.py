@@ -1,8 +1,10 @@
 """Formats, schema changes and dead letters from a broker: exact positions, what is kept of what, and restarts (DCL 9.8, 9.9)."""
 
 import base64
+import gzip
 import io
 import json
+import re
 import time
 
 import fastavro
@@ -12,6 +14,7 @@ from confluent_kafka import Consumer, TopicPartition
 
 from tests.data.kafka_topics import COLUMNS, DEADLINE_S, MESSAGE, count, new_topic, produce, row, split_of
 from tests.data.messages.test_protobuf import Field, maker, row_file
+from tests.data.test_dead_letters import Kept
 from tidemill.config.data import KafkaConfig
 from tidemill.config.messages import SchemaRegistryConfig
 from tidemill.data.assignment import plan
@@ -167,6 +170,37 @@ def test_a_schema_that_lost_a_column_names_topic_partition_offset_and_column(bro
         assert not life.progress.done
     with Life(source(broker, topic, message_format="arrow", on_schema_error="skip")) as life:
         assert life.train(count(5)) == [0, 1, 2, 3, 5]
+
+
+WRONG = {
+    "arrow in json": ("json", stream(table(0)), "an Arrow stream: kafka.message_format is json; set it to arrow"),
+    "json in arrow": ("arrow", json.dumps(row(0)).encode(), "JSON: kafka.message_format is arrow; set it to json"),
+    "json array in arrow": ("arrow", json.dumps([row(0)]).encode(), "JSON: kafka.message_format is arrow; set it to json"),
+    "registry in json": ("json", b"\0\0\0\0\7" + json.dumps(row(0)).encode(), "began with a schema registry's header"),
+    "avro file in json": ("json", b"Obj\1" + bytes(30), "an Avro file"),
+    "gzip in json": ("json", gzip.compress(json.dumps(row(0)).encode()), "gzip"),
+}
+
+
+@pytest.mark.parametrize(("name", "message", "hint"), WRONG.values(), ids=WRONG)
+def test_another_format_than_the_configured_one_is_told_as_such(broker, topic, name, message, hint):
+    """In the error, and in the dead letter."""
+    produce(broker, topic, [message])
+    kept = Kept()
+    letters = DeadLetters(max_poison=0, window=10, sink=kept)
+    life = Life(source(broker, topic, message_format=name, letters=letters), letters=letters)
+    with life, pytest.raises(DataError, match=f"it looks .*{re.escape(hint)}"):
+        life.train(count(1))
+    assert hint in kept.letters[0].reason
+
+
+def test_garbage_looks_like_nothing_else(broker, topic):
+    produce(broker, topic, [b"garbage", b"{", b"[1]"])
+    kept = Kept()
+    letters = DeadLetters(max_poison=2, window=10, sink=kept)
+    with Life(source(broker, topic, letters=letters), letters=letters) as life, pytest.raises(DataError):
+        life.train(count(1))
+    assert not [letter for letter in kept.letters if "looks" in letter.reason]
 
 
 def bad_labels(rows, size):

@@ -25,6 +25,7 @@ from tidemill.data.sources.kafka_client import (
     KIND,
     LATEST,
     Bounds,
+    End,
     KafkaClient,
     Topic,
     check_client,
@@ -134,12 +135,12 @@ class KafkaSource(Source):
             event("source.topic_replaced", split=anew.name, read=_end_of(states[anew]))
         found: list[Split] = []
         for split in splits:
-            start = split.fingerprint["start"]
+            kept: dict[str, Any] = {}
             if split.id in states and split.id not in replaced:
-                start = states[split.id].fingerprint.get("start", start)
+                kept = _decided(states[split.id].fingerprint, split.fingerprint)
             elif topic_partition(split.id)[0] in known_topics:
-                start = split.fingerprint["earliest"]
-            found.append(replace(split, fingerprint={**split.fingerprint, "start": start}))
+                kept = {"start": split.fingerprint["earliest"]}
+            found.append(replace(split, fingerprint={**split.fingerprint, **kept}))
         return found
 
     def place_of(self, split: SplitId, position: int) -> dict[str, Any]:
@@ -179,15 +180,15 @@ class KafkaSource(Source):
             start_ms = max(0, int(self._start_at * 1000))
         return list(lows) if start_ms is None else self._at_or_end(splits, start_ms)
 
-    def _ends(self, splits: Sequence[SplitId]) -> Sequence[int | None]:
-        """The first offset not to read; None where reading doesn't end."""
-        if self.config.end_timestamp_ms is not None:
-            return self._at_or_end(splits, self.config.end_timestamp_ms)
+    def _ends(self, splits: Sequence[SplitId]) -> list[End]:
+        time_ms = self.config.end_timestamp_ms
+        if time_ms is not None:
+            return [End(offset, time_ms) for offset in self._at_or_end(splits, time_ms)]
         ends = self.config.end_offsets
         missing = [split.name for split in splits if split.name not in ends] if ends else []
         if missing:
             raise ConfigError(f"data_config.kafka.end_offsets: no offset for {', '.join(missing)}; all partitions need one")
-        return [ends.get(split.name) for split in splits]
+        return [End(ends.get(split.name)) for split in splits]
 
     def _at_or_end(self, splits: Sequence[SplitId], time_ms: int) -> list[int]:
         """The first offsets since a time; the end, as a number that stays, where there is nothing that late yet."""
@@ -244,6 +245,13 @@ def _why_anew(was: Mapping[str, Any], found: Mapping[str, Any]) -> tuple[str, An
     if first[0] is not None and first[1] is not None and first[1] < first[0]:
         return f"its earliest offset was {first[0]}", first[1]
     return None
+
+
+def _decided(was: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    """What an earlier run decided about a partition, which a later one doesn't decide anew: messages that came since may have any
+    time."""
+    keys = ["start", *(["end"] if was.get("end_ms") is not None and was["end_ms"] == found.get("end_ms") else [])]
+    return {key: was[key] for key in keys if key in was}
 
 
 def _end_of(state: SplitState) -> int:

@@ -70,6 +70,17 @@ _TRANSIENT = {
 
 
 @dataclass(frozen=True, slots=True)
+class End:
+    """Before which offset reading ends (None: it doesn't), and the time that this was made of, if it was."""
+
+    offset: int | None = None
+    time_ms: int | None = None
+
+
+NO_END = End()
+
+
+@dataclass(frozen=True, slots=True)
 class Topic:
     """A topic as the cluster describes it. `topic_id` None: the cluster is too old to give topics an identity."""
 
@@ -82,10 +93,11 @@ class Topic:
         """The partitions' ids."""
         return [SplitId(KIND, f"{self.name}:{number}") for number in self.partitions]
 
-    def split(self, partition: SplitId, earliest: int, *, start: int, end: int | None = None) -> Split:
-        """A partition with what must not change between runs, and where its reading starts and ends (offsets)."""
+    def split(self, partition: SplitId, earliest: int, *, start: int, end: End = NO_END) -> Split:
+        """A partition with what must not change between runs, and where its reading starts and ends."""
         fingerprint = {"cluster": self.cluster_id, "topic_id": self.topic_id, "earliest": earliest, "start": start}
-        return Split(partition, None, fingerprint if end is None else {**fingerprint, "end": end})
+        ends = {"end": end.offset, "end_ms": end.time_ms}
+        return Split(partition, None, fingerprint | {key: value for key, value in ends.items() if value is not None})
 
 
 @dataclass(frozen=True, slots=True)

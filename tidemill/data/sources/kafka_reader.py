@@ -13,6 +13,7 @@ from tidemill.contracts.progress import ROW_BITS
 from tidemill.data.intervals import NOTHING
 from tidemill.data.source import SplitReader
 from tidemill.data.sources.kafka_client import KIND, Bounds, KafkaClient, open_consumer, passes, topic_partition, without_secrets
+from tidemill.data.sources.kafka_ends import EndWait
 from tidemill.data.sources.kafka_runs import MessageRows, Partition, cover
 from tidemill.data.sources.kafka_watch import KafkaWatch
 from tidemill.data.split import RawBatch, Run, Split, SplitId
@@ -23,6 +24,8 @@ _CALM_S = 1.0
 """How long after its last error a cluster has to answer before it counts as well again."""
 _PAUSE_S = 2.0
 """Time without a read after which the topics may have become others: an evaluation, a frozen process."""
+_TELL_EVERY_S = 60.0
+"""How often to say what reading that is to end waits for."""
 _SURE_S = 15.0
 """How long what the cluster said of the topics' identities holds; it is asked once a second, and may take a while to answer."""
 
@@ -60,6 +63,7 @@ class PartitionsReader(SplitReader):
         self._trouble_at = 0.0
         self._fatal: KafkaError | None = None
         self._held: list[Message] = []
+        self._waiting = EndWait(_TELL_EVERY_S)
         self._message_at = self._read_at = self._same_since = time.monotonic()
         # What expired before it could be read is covered by a run without rows, which comes first.
         self._passed = {part.split: part.offset for part in self._partitions}
@@ -88,6 +92,8 @@ class PartitionsReader(SplitReader):
         raw = self._rows.batch(messages, self._partitions) if messages else RawBatch(self._rows.none, ())
         raw = replace(raw, runs=(*raw.runs, *self._take_passed()))
         self._leave_finished()
+        if self._mine is None:
+            self._waiting.look(self._partitions, self._watch)
         return raw if raw.runs else None
 
     def _consume(self, timeout_s: float) -> list[Message]:

@@ -21,6 +21,7 @@ from tidemill.data.dead_letters import DeadLetter, DeadLetters
 from tidemill.data.event_times import column_times
 from tidemill.data.intervals import NOTHING, IntervalSet
 from tidemill.data.messages.decoder import Decoded, Decoder
+from tidemill.data.sources.kafka_formats import format_hint
 from tidemill.data.split import RawBatch, Run, SplitId, keep_rows, largest, positions
 from tidemill.errors import DataError, SchemaError
 
@@ -143,13 +144,12 @@ class MessageRows:
         letters: list[DeadLetter] = []
         for index, poison in sorted(decoded.poison.items()):
             message = messages[index]
+            why = poison.why + format_hint(self._config, message.value())
             if poison.is_schema and self._config.on_schema_error == "fail":
                 self._dead_letters.add(letters)
-                raise SchemaError(
-                    f"{_where(message)}: {poison.why}; or set kafka.on_schema_error to skip to go on without such messages"
-                )
+                raise SchemaError(f"{_where(message)}: {why}; or set kafka.on_schema_error to skip to go on without such messages")
             place = {"topic": message.topic(), "partition": message.partition(), "offset": message.offset(), "row": None}
-            letters.append(DeadLetter(place, poison.why, poison.column, message.value()))
+            letters.append(DeadLetter(place, why, poison.column, message.value()))
         self._dead_letters.add(letters)
 
 

@@ -33,7 +33,7 @@ class KafkaWatch:
     a thread of its own: a cluster that is away or slow holds up no reading.
 
     `topic_ids`: topic -> the identity that it has to keep, None if unknown. `look_for_new`: whether new partitions matter.
-    Threading: `is_at_end` may be called from any thread; all else belongs to the reading one.
+    Threading: `is_at_end` and `end` may be called from any thread; all else belongs to the reading one.
     """
 
     def __init__(
@@ -69,6 +69,11 @@ class KafkaWatch:
         """Whether the cluster has said, within the last seconds, that there is nothing at or behind an offset."""
         end = self._ends.get(split)
         return end is not None and offset >= end.offset and time.monotonic() - end.asked_at < _FRESH_S
+
+    def end(self, split: SplitId) -> int | None:
+        """The offset that the split's next message will have, as of the last answer; None: there was none."""
+        known = self._ends.get(split)
+        return None if known is None else known.offset
 
     def take_found(self) -> dict[SplitId, tuple[Topic, int]]:
         """Partitions that the cluster has named so far, each once, with their topics and earliest offsets."""
