@@ -8,7 +8,17 @@ from hypothesis import strategies as st
 
 from tidemill.config.model import MetricConfig
 from tidemill.errors import ConfigError, DataError
-from tidemill.models.metrics import AUC, GroupedAUC, NormalizedEntropy, Scored, build_metrics, grouping_keys, scored_rows
+from tidemill.models.metrics import (
+    AUC,
+    GroupedAUC,
+    Scored,
+    build_metrics,
+    calibration,
+    grouping_keys,
+    label_mean,
+    normalized_entropy,
+    scored_rows,
+)
 from tidemill.testing import model_contract as contract
 
 with warnings.catch_warnings():
@@ -55,7 +65,7 @@ def test_auc_with_many_thresholds_is_nearly_exact():
 
 def test_weights_count_as_repetitions():
     probs, labels = np.array([0.1, 0.4, 0.6, 0.9], np.float32), np.array([0, 1, 0, 1.0])
-    for weighted, repeated in [(AUC(), AUC()), (NormalizedEntropy(), NormalizedEntropy())]:
+    for weighted, repeated in [(AUC(), AUC()), (normalized_entropy(), normalized_entropy())]:
         weighted.update(Scored(probs, labels, np.array([1, 2, 3, 0])))
         index = [0, 1, 1, 2, 2, 2]
         repeated.update(Scored(probs[index], labels[index], np.ones(6)))
@@ -83,19 +93,19 @@ def test_text_groups_are_groups():
 
 
 def test_normalized_entropy_of_the_mean_is_one():
-    metric = NormalizedEntropy()
+    metric = normalized_entropy()
     labels = np.array([1, 0, 0, 0, 1.0])
     metric.update(Scored(np.full(5, 0.4), labels, np.ones(5)))
     assert metric.compute() == pytest.approx(1.0)
 
 
 def test_certain_and_wrong_is_finite():
-    metric = NormalizedEntropy()
+    metric = normalized_entropy()
     metric.update(Scored(np.array([1.0, 0.0], np.float32), np.array([0, 1.0]), np.ones(2)))
     assert np.isfinite(metric.compute())
 
 
-@pytest.mark.parametrize("make", [AUC, lambda: GroupedAUC("user"), NormalizedEntropy])
+@pytest.mark.parametrize("make", [AUC, lambda: GroupedAUC("user"), normalized_entropy, calibration, label_mean])
 def test_merging_is_seeing_all_rows(make):
     whole, first, second, restored = make(), make(), make(), make()
     parts = [_rows(seed) for seed in range(4)]
@@ -114,7 +124,7 @@ def test_merging_is_seeing_all_rows(make):
     assert again.compute() == pytest.approx(whole.compute(), abs=1e-12), "a state changed with later rows"
 
 
-@pytest.mark.parametrize("make", [AUC, lambda: GroupedAUC("user"), NormalizedEntropy])
+@pytest.mark.parametrize("make", [AUC, lambda: GroupedAUC("user"), normalized_entropy, calibration, label_mean])
 def test_nothing_seen_is_undefined(make):
     assert np.isnan(make().compute())
 

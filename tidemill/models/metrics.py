@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -149,98 +149,82 @@ class GroupedAUC(Metric):
         return self._parts[0]
 
 
-class NormalizedEntropy(Metric):
-    """Cross entropy over that of the mean label (He et al., ADKDD 2014): below 1 is better than always predicting the mean."""
+class SumMetric(Metric):
+    """A number that is made of a few sums over the rows, each of them weighted."""
 
-    name = "normalized_entropy"
-
-    def __init__(self, eta: float = 1e-12) -> None:
-        self._eta = eta
-        # cross entropy, weight of positives, weight
-        self._sums = np.zeros(3)
+    def __init__(self, name: str, sums: Callable[[Scored], Sequence[float]], value: Callable[[np.ndarray], float]) -> None:
+        """`sums` of some rows; `value` of all sums together."""
+        self.name = name
+        self._sums_of = sums
+        self._value = value
+        # Zero alone fits sums of any number.
+        self._sums = np.zeros(1)
 
     def update(self, rows: Scored) -> None:
-        weights = rows.weights.astype(np.float64)
-        entropy = _entropy(rows.labels.astype(np.float64), rows.probs.astype(np.float64), self._eta)
-        self._sums += (weights @ entropy, weights @ rows.labels.astype(np.float64), weights.sum())
+        self._sums = self._sums + self._sums_of(rows)
 
     def compute(self) -> float:
-        entropy, positives, total = self._sums
+        return self._value(self._sums) if len(self._sums) > 1 else float("nan")
+
+    def state(self) -> dict[str, Any]:
+        return {"sums": self._sums.copy()}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self._sums = np.array(state["sums"], np.float64)
+
+    def merge(self, state: Mapping[str, np.ndarray]) -> None:
+        self._sums = self._sums + state["sums"]
+
+
+def normalized_entropy(eta: float = 1e-12) -> SumMetric:
+    """Cross entropy over that of the mean label (He et al., ADKDD 2014): below 1 is better than always predicting the mean."""
+
+    def sums(rows: Scored) -> Sequence[float]:
+        weights, labels = rows.weights.astype(np.float64), rows.labels.astype(np.float64)
+        return weights @ _entropy(labels, rows.probs.astype(np.float64), eta), weights @ labels, weights.sum()
+
+    def value(sums: np.ndarray) -> float:
+        entropy, positives, total = sums
         if total <= 0 or not 0 < positives < total:
             return float("nan")
         mean = positives / total
-        return float(entropy / total / _entropy(mean, mean, self._eta))
+        return float(entropy / total / _entropy(mean, mean, eta))
 
-    def state(self) -> dict[str, Any]:
-        return {"sums": self._sums.copy()}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        self._sums = np.array(state["sums"], np.float64)
-
-    def merge(self, state: Mapping[str, np.ndarray]) -> None:
-        self._sums += state["sums"]
+    return SumMetric("normalized_entropy", sums, value)
 
 
-class Calibration(Metric):
+def calibration() -> SumMetric:
     """The sum of the scores over that of the labels, weighted: 1 is right, above 1 the model promises too much."""
 
-    name = "calibration"
-
-    def __init__(self) -> None:
-        # weighted scores, weighted labels
-        self._sums = np.zeros(2)
-
-    def update(self, rows: Scored) -> None:
+    def sums(rows: Scored) -> Sequence[float]:
         weights = rows.weights.astype(np.float64)
-        self._sums += (weights @ rows.probs.astype(np.float64), weights @ rows.labels.astype(np.float64))
+        return weights @ rows.probs.astype(np.float64), weights @ rows.labels.astype(np.float64)
 
-    def compute(self) -> float:
-        scores, labels = self._sums
-        return float(scores / labels) if labels > 0 else float("nan")
-
-    def state(self) -> dict[str, Any]:
-        return {"sums": self._sums.copy()}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        self._sums = np.array(state["sums"], np.float64)
-
-    def merge(self, state: Mapping[str, np.ndarray]) -> None:
-        self._sums += state["sums"]
+    return SumMetric("calibration", sums, _ratio)
 
 
-class LabelMean(Metric):
+def label_mean() -> SumMetric:
     """The weighted mean of the labels: what the events themselves are like."""
 
-    name = "label_mean"
-
-    def __init__(self) -> None:
-        # weighted labels, weights
-        self._sums = np.zeros(2)
-
-    def update(self, rows: Scored) -> None:
+    def sums(rows: Scored) -> Sequence[float]:
         weights = rows.weights.astype(np.float64)
-        self._sums += (weights @ rows.labels.astype(np.float64), weights.sum())
+        return weights @ rows.labels.astype(np.float64), weights.sum()
 
-    def compute(self) -> float:
-        labels, weights = self._sums
-        return float(labels / weights) if weights > 0 else float("nan")
+    return SumMetric("label_mean", sums, _ratio)
 
-    def state(self) -> dict[str, Any]:
-        return {"sums": self._sums.copy()}
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        self._sums = np.array(state["sums"], np.float64)
-
-    def merge(self, state: Mapping[str, np.ndarray]) -> None:
-        self._sums += state["sums"]
+def _ratio(sums: np.ndarray) -> float:
+    """The first of two sums over the second."""
+    upper, lower = sums
+    return float(upper / lower) if lower > 0 else float("nan")
 
 
 def progressive_metrics(configs: Sequence[MetricConfig]) -> list[Metric]:
     """New metrics, empty: those of the config, and what hand-over and quality are judged by whatever the config names."""
     metrics = build_metrics(configs)
     names = {metric.name for metric in metrics}
-    judged: tuple[type[Metric], ...] = (AUC, NormalizedEntropy, Calibration, LabelMean)
-    return metrics + [kind() for kind in judged if kind.name not in names]
+    judged: list[Metric] = [AUC(), normalized_entropy(), calibration(), label_mean()]
+    return metrics + [metric for metric in judged if metric.name not in names]
 
 
 def build_metrics(configs: Sequence[MetricConfig]) -> list[Metric]:
@@ -300,7 +284,7 @@ def _build(config: MetricConfig, index: int) -> Metric:
         case ("grouped_auc", settings):
             return GroupedAUC(settings.grouping_key)
         case ("normalized_entropy", settings):
-            return NormalizedEntropy(settings.eta)
+            return normalized_entropy(settings.eta)
     name = found[0] if found else "nothing"
     raise ConfigError(f"model_config.metrics[{index}]: {name} isn't supported yet; use auc, grouped_auc or normalized_entropy")
 
