@@ -229,6 +229,8 @@ class Plan:
     observers: Sequence[Any] = ()
     evaluate_s: float = 0.0
     committed_step: int = -1
+    position: Callable[[TrainingLoop | None], object] | None = None
+    """Where a checkpoint stands besides its step; of None: where the one that was restored did."""
     round_s: float = 0.0
     """Seconds that each report takes, by this rank's clock."""
 
@@ -314,13 +316,17 @@ def _loop(rank: Rank, plan: Plan, agreement: _Agreement) -> TrainingLoop:
 
     duties = Duties(report=Duty(report, [EveryRound()]))
     if plan.checkpoint:
+        position = plan.position
         duties.checkpoint = background(Action.CHECKPOINT, plan.checkpoint_writer(), plan.checkpoint(), 0)
         duties.checkpoint.committed_step = plan.committed_step
+        if position is not None:
+            duties.checkpoint.position = lambda: position(loop)
+            duties.checkpoint.committed_position = position(None)
     if plan.cut:
         duties.cut = background(Action.CUT, plan.cut_writer(), plan.cut(), plan.max_cut_tries)
     if plan.evaluate:
         duties.evaluate = Duty(evaluate, plan.evaluate())
-    return TrainingLoop(
+    loop = TrainingLoop(
         agreement=agreement,
         feed=rank.feed,
         step=rank.step,
@@ -331,6 +337,7 @@ def _loop(rank: Rank, plan: Plan, agreement: _Agreement) -> TrainingLoop:
         checks=plan.checks,
         clock=rank.clock,
     )
+    return loop
 
 
 def batch(weight: float | None) -> Batch:

@@ -205,3 +205,25 @@ def test_signals_may_interrupt_each_other():
     asked = Do(lambda loop: (loop.preempt(), loop.preempt(), loop.hand_over()))
     (rank,) = run_well([[Rows(), asked, Rows()]], Plan())
     assert rank.outcome.reason is StopReason.HANDED_OVER
+
+
+def _batches(loop):
+    return loop.batches if loop else 0
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_batches_without_weight_behind_the_last_checkpoint_are_in_a_final_one(world_size):
+    """Issue 4: what is done with is noted, though no step followed; a checkpoint that holds it all isn't made again."""
+    plan = Plan(checkpoint=lambda: [EverySteps(3)], position=_batches)
+    ranks = run_well([[*THREE, Idle(), Rows(0.0), END]] * world_size, plan)
+    assert [rank.actions for rank in ranks] == [[("checkpoint", 3), ("checkpoint", 3)]] * world_size
+    ranks = run_well([[*THREE, Idle(), END]] * world_size, plan)
+    assert [rank.actions for rank in ranks] == [[("checkpoint", 3)]] * world_size
+
+
+def test_a_restored_checkpoint_counts_until_something_is_done_with():
+    plan = Plan(checkpoint=list, position=_batches, state=LoopState(step=5), committed_step=5)
+    (rank,) = run_well([[Idle(), END]], plan)
+    assert rank.actions == []
+    (rank,) = run_well([[Rows(0.0), END]], plan)
+    assert rank.actions == [("checkpoint", 5)]
