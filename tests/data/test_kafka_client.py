@@ -3,9 +3,19 @@
 import logging
 
 import pytest
+from confluent_kafka import KafkaException
 
+from tests.data.kafka_topics import Run, count, produce, row, source
+from tidemill import logs
 from tidemill.config.data import KafkaConfig
-from tidemill.data.sources.kafka_client import check_client, consumer_settings, without_secrets
+from tidemill.data.sources.kafka_client import (
+    check_client,
+    consumer_settings,
+    open_admin,
+    open_consumer,
+    open_producer,
+    without_secrets,
+)
 from tidemill.errors import ConfigError
 
 SASL = {
@@ -24,6 +34,30 @@ def config(**client):
 def test_dotted_keys_reach_the_client_untouched():
     check_client(config(**SASL))
     assert SASL.items() <= consumer_settings(config(**SASL)).items()
+
+
+@pytest.mark.parametrize("open_client", [lambda config: open_consumer(config, print), open_admin, open_producer])
+def test_dotted_keys_reach_every_client(open_client):
+    """Also the ones that commit offsets and keep dead letters: a cluster that wants a login wants it of all."""
+    with pytest.raises(KafkaException, match=r"no\.such\.setting"):
+        open_client(config(**{"no.such.setting": "x"}))
+
+
+def test_secrets_are_in_no_log_and_no_event(broker, topic, caplog, tmp_path):
+    """DCL 9.20: not even if the client tells all that it does and has."""
+    produce(broker, topic, [row(0)])
+    secrets = {"sasl.username": "trainer", "sasl.password": "hunter2", "ssl.key.password": "opensesame"}
+    sink = logs.EventLog(tmp_path / "events.jsonl")
+    logs.send_events_to(sink)
+    try:
+        with caplog.at_level(logging.DEBUG), Run(source(broker, topic, client={**secrets, "debug": "all", "log_level": 7})) as run:
+            assert run.train(count(1)) == [0]
+    finally:
+        logs.send_events_to(None)
+        sink.close()
+    told = caplog.text + (tmp_path / "events.jsonl").read_text()
+    assert "sasl.password" in told
+    assert not [secret for secret in ("hunter2", "opensesame") if secret in told]
 
 
 @pytest.mark.parametrize(

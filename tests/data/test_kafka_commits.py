@@ -38,6 +38,23 @@ def test_each_rank_commits_its_own_partitions(broker):
     assert [committed(broker, topic, topic, partition) for partition in range(2)] == [1, 2]
 
 
+def test_what_a_group_says_is_never_read_back(broker, topic):
+    """DCL 9.4: neither where an untouched partition starts, nor where a run goes on."""
+
+    def commit(offset):
+        with closing(Consumer({"bootstrap.servers": broker.bootstrap, "group.id": topic, "log_level": 0})) as other:
+            other.commit(offsets=[TopicPartition(topic, 0, offset)], asynchronous=False)
+
+    produce(broker, topic, [row(i) for i in range(6)])
+    commit(4)
+    with Run(source(broker, topic, group_id=topic), batch_size=2) as first:
+        assert first.train(count(2)) == [0, 1]
+        saved = first.states
+    commit(5)
+    with Run(source(broker, topic, group_id=topic), saved, batch_size=4) as second:
+        assert second.train(count(4)) == [2, 3, 4, 5]
+
+
 def test_nothing_is_committed_without_a_group(broker, topic):
     produce(broker, topic, [row(0)])
     with Run(source(broker, topic)) as run:

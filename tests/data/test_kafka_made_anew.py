@@ -7,17 +7,21 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import closing
+from concurrent.futures import Future
+from contextlib import closing, nullcontext
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
 from tests.data.kafka_topics import DEADLINE_S, Run, count, create_topic, make_anew, new_topic, offsets, produce, row, source
 from tidemill import logs
 from tidemill.data.assignment import Assigned
 from tidemill.data.intervals import NOTHING
+from tidemill.data.sources.kafka_client import _topic_id, passes
 from tidemill.errors import SourceChangedError
 from tidemill.testing.broker import DevelopmentBroker
 
+TOPIC_DENIED, UNKNOWN_TOPIC, TIMED_OUT = 29, 3, KafkaError.REQUEST_TIMED_OUT
 NEW = [row(100 + number) for number in range(9)]
 """More than was read of the old topic, so that positions alone would fit."""
 
@@ -151,6 +155,21 @@ def test_during_a_pause_of_training_none_of_its_rows_is_given(broker, topic):
         time.sleep(2.2)
         with pytest.raises(SourceChangedError, match="made anew"):
             read_until(reader, lambda raw: False)
+
+
+@pytest.mark.parametrize(("code", "passed_on"), [(TOPIC_DENIED, False), (UNKNOWN_TOPIC, True), (TIMED_OUT, True)])
+def test_only_where_we_may_not_ask_a_topic_has_no_id(code, passed_on):
+    """A question that fails for the moment is no answer."""
+    answer = Future()
+    answer.set_exception(KafkaException(KafkaError(code)))
+    with pytest.raises(KafkaException) if passed_on else nullcontext():
+        assert _topic_id(answer, 1.0) is None
+
+
+def test_an_answer_that_doesnt_come_in_time_passes():
+    with pytest.raises(KafkaException) as raised:
+        _topic_id(Future(), 0.01)
+    assert passes(raised.value.args[0])
 
 
 def test_after_an_outage_an_emptied_and_refilled_cluster_is_another(tmp_path):

@@ -11,6 +11,7 @@ import fastavro
 import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer, TopicPartition
+from google.protobuf.descriptor_pb2 import FileDescriptorSet
 
 from tests.data.kafka_topics import COLUMNS, DEADLINE_S, MESSAGE, count, new_topic, produce, row, split_of
 from tests.data.messages.test_protobuf import Field, maker, row_file
@@ -99,6 +100,9 @@ def test_every_format_keeps_rows_with_their_offsets(broker, tmp_path):
         fastavro.schemaless_writer(data, AVRO, row(number))
         return data.getvalue()
 
+    proto = row_file(("event_id", Field.TYPE_STRING), ("event_time", Field.TYPE_DOUBLE))
+    descriptors = tmp_path / "row.desc"
+    descriptors.write_bytes(FileDescriptorSet(file=[proto]).SerializeToString())
     ones = [(offset, 0) for offset in range(5)]
     several = [(0, 0), (0, 1), (2, 0), (3, 0), (3, 1)]
     cases = {
@@ -109,6 +113,11 @@ def test_every_format_keeps_rows_with_their_offsets(broker, tmp_path):
             {},
         ),
         "avro": ([encoded(number) for number in range(5)], ones, {"schema_file": str(avro)}),
+        "protobuf": (
+            [maker(proto)(**row(number)).SerializeToString() for number in range(5)],
+            ones,
+            {"schema_file": str(descriptors)},
+        ),
     }
     for name, (messages, places, more) in cases.items():
         topic = new_topic(broker)

@@ -77,6 +77,14 @@ def test_aborted_transactions_are_invisible_and_their_records_are_gaps(broker, t
         assert run.rows == [0, 1, 2, 6, 7, 8]
 
 
+def test_only_what_was_committed_is_read_unless_the_config_says_otherwise(broker, topic):
+    transactions(broker, topic, "abort", "commit")
+    with Run(source(broker, topic)) as run:
+        assert run.train(count(3)) == [3, 4, 5]
+    with Run(source(broker, topic, client={**COMMITTED, "isolation.level": "read_uncommitted"})) as run:
+        assert run.train(count(6)) == [0, 1, 2, 3, 4, 5]
+
+
 def test_resumes_exactly_at_any_cut_through_transactions(broker, topic):
     transactions(broker, topic, "abort", "commit", "commit", "abort", "commit", "abort")
     expected = [3, 4, 5, 6, 7, 8, 12, 13, 14]

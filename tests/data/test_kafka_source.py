@@ -25,6 +25,7 @@ from tests.data.kafka_topics import (
     source,
     split_of,
 )
+from tidemill import logs
 from tidemill.config.data import KafkaConfig
 from tidemill.data.assignment import plan
 from tidemill.data.progress import Progress, verify_splits
@@ -156,7 +157,7 @@ def test_boundary_drops_rows_that_belong_to_the_table(broker, topic):
     assert run.done[f"{topic}:0"] == offsets((0, 5))
 
 
-def test_expired_offsets_fail_or_go_on(broker, topic):
+def test_expired_offsets_fail_or_go_on(broker, topic, tmp_path):
     """DCL 9.6."""
     produce(broker, topic, [row(i) for i in range(10)])
     with Run(source(broker, topic)) as first:
@@ -169,8 +170,15 @@ def test_expired_offsets_fail_or_go_on(broker, topic):
         pytest.raises(SourceChangedError, match=rf"{topic}:0: messages 4 to 6 \(3\)"),
     ):
         run.train(count(1))
-    with Run(source(broker, topic, on_data_loss="earliest"), first.states) as second:
-        assert second.train(count(3)) == [7, 8, 9]
+    sink = logs.EventLog(tmp_path / "events.jsonl")
+    logs.send_events_to(sink)
+    try:
+        with Run(source(broker, topic, on_data_loss="earliest"), first.states) as second:
+            assert second.train(count(3)) == [7, 8, 9]
+    finally:
+        logs.send_events_to(None)
+        sink.close()
+    assert f'"source.data_loss","split":"{topic}:0","first":4,"lost":3' in (tmp_path / "events.jsonl").read_text()
     assert second.done[f"{topic}:0"] == offsets((0, 10))
 
 
@@ -251,6 +259,19 @@ def test_two_topics_are_read_as_one(broker):
     with Run(source(broker, ",".join(names)), batch_size=6) as run:
         assert sorted(run.train(count(6))) == [0, 1, 2, 10, 11, 12]
     assert set(run.done) == {f"{name}:0" for name in names}
+
+
+def test_a_partial_batch_goes_out_after_its_wait_though_another_partition_is_silent(broker):
+    """Linger: not before the wait is over, and not only once the batch is full."""
+    topic = new_topic(broker, 2)
+    with Run(source(broker, topic), batch_size=1000, max_wait_s=1.0) as run:
+        run.step()
+        produce(broker, topic, [row(0)])
+        started = time.monotonic()
+        assert run.train(count(1)) == [0]
+        assert time.monotonic() - started >= 0.9
+        produce(broker, topic, [row(1)], partition=1)
+        assert run.train(count(2)) == [0, 1]
 
 
 def test_idle_partition_is_told_from_a_busy_one(broker):
