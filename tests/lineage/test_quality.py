@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tidemill import logs
 from tidemill.contracts.progress import WindowFigures
-from tidemill.lineage.quality import QualityBounds, QualityWatch, mean_figures, problems
+from tidemill.lineage.quality import QualityBounds, QualityWatch, Sample, mean_figures, problems, sample_problems
 
 BOUNDS = QualityBounds(min_events=100, auc=0.05, normalized_entropy=0.1, calibration=0.3)
 USUAL = {"auc": 0.75, "normalized_entropy": 0.8, "calibration": 1.0}
@@ -155,3 +155,54 @@ def test_means_are_by_rows_over_the_windows_that_have_the_metric() -> None:
     assert means["auc"] == pytest.approx(0.6)
     assert means["calibration"] == pytest.approx((400 + 100) / 450)
     assert np.isfinite(list(means.values())).all()
+
+
+def sample(own: dict[str, float], daily: dict[str, float], rows: int = 1000) -> Sample:
+    return Sample(rows, USUAL | own, USUAL | daily)
+
+
+@pytest.mark.parametrize(
+    ("own", "daily", "bad"),
+    [
+        pytest.param({}, {}, [], id="as usual"),
+        pytest.param({"auc": 0.7}, {}, [], id="worse than the daily model, exactly at the bound"),
+        pytest.param({"auc": 0.69}, {}, ["auc"], id="worse than the daily model"),
+        pytest.param({"auc": 0.74}, {"auc": 0.69}, ["the"], id="the data have changed, and the model has learnt them"),
+        pytest.param({"normalized_entropy": 0.91}, {}, ["normalized_entropy"], id="higher entropy than the daily model"),
+        pytest.param({"calibration": 0.6}, {"calibration": 1.4}, [], id="as far from right on the other side"),
+        pytest.param({}, {"calibration": 1.9}, [], id="only the daily model is out of date"),
+        pytest.param({"calibration": 1.31}, {}, ["calibration"], id="promises more than the daily model"),
+    ],
+)
+def test_a_sample_that_the_daily_model_has_scored(own: dict[str, float], daily: dict[str, float], bad: list[str]) -> None:
+    found = sample_problems(sample(own, daily), USUAL, BOUNDS)
+    assert [problem.split()[0] for problem in found] == bad
+
+
+def test_a_poison_that_the_model_has_learnt_keeps_publication_paused_by_the_daily_model() -> None:
+    watch = QualityWatch(BOUNDS, reference_windows=10)
+    paused = []
+    for number in range(8):
+        poisoned = 3 <= number < 6
+        # The stream's model looks good again at once; the daily model can't learn.
+        watch.observe(window(number), sample({}, {"auc": 0.3} if poisoned else {}))
+        paused.append(watch.paused)
+    assert paused == [False] * 3 + [True] * 3 + [False] * 2
+
+
+def test_a_sample_of_few_rows_says_nothing() -> None:
+    watch = QualityWatch(BOUNDS, reference_windows=10)
+    watch.observe(window(0), sample({}, {}))
+    watch.observe(window(1), sample({"auc": 0.1}, {"auc": 0.1}, rows=9))
+    assert not watch.paused
+    watch.observe(window(2), sample({"auc": 0.1}, {"auc": 0.1}, rows=10))
+    assert watch.paused
+
+
+def test_what_the_daily_model_usually_makes_of_events_survives_a_restart() -> None:
+    before = QualityWatch(BOUNDS, reference_windows=10)
+    before.observe(window(0), sample({}, {}))
+    after = QualityWatch(BOUNDS, reference_windows=10)
+    after.load_state(json.loads(json.dumps([before.state()])))
+    after.observe(window(1), sample({"auc": 0.6}, {"auc": 0.6}))
+    assert after.paused

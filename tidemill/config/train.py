@@ -109,6 +109,9 @@ class QualityConfig(Config):
     lasts: hold for longer than what is to be sat out."""
     reference_windows: Positive = 24
     """How many of the newest good windows make the reference."""
+    daily_model_share: float = Field(default=0.05, ge=0, le=0.5, allow_inf_nan=False)
+    """For how much of rank 0's time a thread may score its batches with the lineage's base snapshot, which windows are compared with
+    on the same events. 0: not at all."""
 
 
 class PublishConfig(Config):

@@ -9,23 +9,22 @@ from typing import Any
 
 from tidemill import logs
 from tidemill.cadence import EverySeconds, EverySteps, SyncPoint, Trigger
-from tidemill.checkpoint.best import evaluation_of
 from tidemill.checkpoint.manager import CheckpointManager
 from tidemill.data.loader import RowCounts
 from tidemill.data.split import SplitId
 from tidemill.jobs.feed import DataFeed
 from tidemill.jobs.learner import Learner
 from tidemill.jobs.place import place_of
-from tidemill.jobs.restore import Restored
+from tidemill.jobs.quality import observe_windows
 from tidemill.jobs.run import Run
-from tidemill.jobs.start import from_rank_zero
 from tidemill.lineage.handover import validate_handover
-from tidemill.lineage.quality import QualityBounds, QualityWatch
+from tidemill.lineage.quality import QualityWatch
 from tidemill.lineage.records import Retirement, RunRecorder, retire
 from tidemill.lineage.reporter import HandoverThread, Point, Successor, handover_settings
 from tidemill.lineage.watches import PAUSED
 from tidemill.publish.publisher import Publisher
 from tidemill.storage.open import open_storage
+from tidemill.training.frozen import FrozenSample
 from tidemill.training.interval import IntervalStats
 from tidemill.training.loop import Duty
 from tidemill.training.progressive import Collect, ProgressiveMetrics
@@ -51,6 +50,7 @@ class Figures:
     collect: Collect
     """Every rank's arrays; collective."""
     quality: QualityWatch | None
+    frozen: FrozenSample | None
 
 
 class Reporter:
@@ -68,9 +68,9 @@ class Reporter:
 
     def report(self, point: SyncPoint) -> int:
         """After a round; a line in the log every `log_steps`. Collective: a window that is over is made of all ranks' rows."""
-        for window in self._figures.progressive.close_windows(point.watermark, self._figures.collect):
-            if self._figures.quality is not None:
-                self._figures.quality.observe(window)
+        windows = self._figures.progressive.close_windows(point.watermark, self._figures.collect)
+        if self._figures.quality is not None:
+            observe_windows(self._figures.quality, windows, self._figures.frozen, self._figures.collect)
         self._tell_idle()
         if self._handover is not None:
             self._handover.report(self._point(point.last_step, point.watermark))
@@ -180,22 +180,6 @@ def open_handover(run: Run) -> HandoverThread | None:
     thread.start()
     run.resources.callback(thread.stop)
     return thread
-
-
-def open_quality(run: Run, restored: Restored) -> QualityWatch | None:
-    """What pauses publication, if the config asks for it; it knows the daily model's evaluation if there is one. Collective."""
-    config = run.config.train_config.publish.quality
-    if config is None or not run.config.train_config.publish.enabled:
-        return None
-    bounds = QualityBounds(config.min_events, config.auc, config.normalized_entropy, config.calibration, config.hold_s)
-    parent, storage = run.start.parent, run.start.parent_storage
-    frozen = {}
-    if parent is not None and storage is not None:
-        step = parent.step
-        frozen = from_rank_zero(run.agreement, run.rank, lambda: evaluation_of(storage, step))
-    watch = QualityWatch(bounds, reference_windows=config.reference_windows, frozen=frozen, tells=run.rank == 0)
-    restored.load("quality", watch)
-    return watch
 
 
 def retire_lineage(run: Run, handover: HandoverThread, last_sequence: int | None) -> str:

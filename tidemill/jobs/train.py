@@ -35,7 +35,8 @@ from tidemill.jobs.feed import DataFeed
 from tidemill.jobs.learner import Learner, build_learner
 from tidemill.jobs.positions import find_positions, renew
 from tidemill.jobs.publication import Probes, Publication
-from tidemill.jobs.report import Figures, Reporter, open_handover, open_quality, report_duty, retire_lineage
+from tidemill.jobs.quality import open_frozen, open_quality
+from tidemill.jobs.report import Figures, Reporter, open_handover, report_duty, retire_lineage
 from tidemill.jobs.restore import Restored, restore, saved_positions
 from tidemill.jobs.run import Run, open_recorder, open_run
 from tidemill.jobs.signals import StopSignals
@@ -126,8 +127,10 @@ class _Job:
         self.touched = _touched_rows(run, self.learner)
         self.publication = _open_publication(run, self.learner, restored, self.touched)
         self.handover = open_handover(run)
-        self.progressive = _progressive(run, self.learner, restored)
+        measured = _measured(run, self.learner)
+        self.progressive = _progressive(run, measured, restored)
         self.quality = open_quality(run, restored)
+        self.frozen = open_frozen(run, measured)
         self.manager = _open_manager(run, self.learner)
         self.interval = IntervalStats(self.learner.step)
         restored.load_own("interval", self.interval, run)
@@ -161,6 +164,7 @@ class _Job:
             self.feed,
             self.run.agreement.collect,
             self.quality,
+            self.frozen,
         )
 
     def _observers(self) -> list[Observer]:
@@ -169,6 +173,7 @@ class _Job:
             self.interval,
             self.late,
             *([self.progressive] if run.is_stream else []),
+            *([self.frozen] if self.frozen else []),
             *_open_logs(run, self.learner.label),
             *_open_display(run, self.learner, self.feed),
         ]
@@ -358,15 +363,18 @@ def _open_publication(run: Run, learner: Learner, restored: Restored, touched: T
     return publication
 
 
-def _progressive(run: Run, learner: Learner, restored: Restored) -> ProgressiveMetrics:
+def _measured(run: Run, learner: Learner) -> ProgressiveSettings:
     metrics, config = run.config.model.metrics, run.config.train_config
-    settings = ProgressiveSettings(
+    return ProgressiveSettings(
         lambda: progressive_metrics(metrics),
         label=learner.label,
         window_s=config.progressive_window_s,
         keys=grouping_keys(metrics),
         slices=Slices(config.progressive_slices, config.progressive_slice_values),
     )
+
+
+def _progressive(run: Run, settings: ProgressiveSettings, restored: Restored) -> ProgressiveMetrics:
     progressive = ProgressiveMetrics(settings, rank=run.rank, watermark=restored.watermark)
     if run.rank == 0:
         restored.load("progressive", progressive)

@@ -25,6 +25,18 @@ class QualityBounds:
 Reference = Mapping[str, float]
 """Metric -> value; what is missing isn't compared."""
 
+_SAMPLE = 10
+"""A sample that the daily model has scored counts from this part of `min_events` rows on: it is never all of a window."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Some events of a window: the training model's figures (`own`), and the frozen daily model's, on the very same events."""
+
+    rows: int
+    own: Reference
+    daily: Reference
+
 
 def problems(window: WindowFigures, references: Mapping[str, Reference], bounds: QualityBounds) -> list[str]:
     """What is wrong with a window, by each reference (its name -> its figures); [] if nothing is. Pure.
@@ -41,6 +53,25 @@ def problems(window: WindowFigures, references: Mapping[str, Reference], bounds:
             elif _worse_by(metric, window.metrics[metric], reference[metric]) > getattr(bounds, metric) + 1e-12:
                 found.append(f"{metric} is {window.metrics[metric]:.4f}, that of {name} {reference[metric]:.4f}")
     return list(dict.fromkeys(found))
+
+
+def sample_problems(sample: Sample, usual: Reference, bounds: QualityBounds) -> list[str]:
+    """What is wrong with a window by the daily model, which doesn't learn: [] if nothing is. Pure.
+
+    Against it on the same events: the training model has become worse. Against its `usual` figures, of good windows: the data
+    have changed, also if the training model has learnt them by now. Calibration isn't held against its past: it follows the rate
+    of positives, which a frozen model can't.
+    """
+    found = []
+    for metric in ("auc", "normalized_entropy", "calibration"):
+        if metric in sample.own and metric in sample.daily:
+            own, daily = sample.own[metric], sample.daily[metric]
+            worse = abs(own - 1.0) - abs(daily - 1.0) if metric == "calibration" else _worse_by(metric, own, daily)
+            if worse > getattr(bounds, metric) + 1e-12:
+                found.append(f"{metric} is {own:.4f}, the daily model's on the same events {daily:.4f}")
+    ranked = {metric: value for metric, value in usual.items() if metric != "calibration"}
+    window = WindowFigures(start=0.0, stop=0.0, rows=sample.rows, metrics=dict(sample.daily))
+    return found + [f"the daily model's {problem}" for problem in problems(window, {"its good windows": ranked}, bounds)]
 
 
 def _worse_by(metric: str, value: float, reference: float) -> float:
@@ -66,10 +97,10 @@ class QualityWatch:
     `hold_s` of event time. A model may learn a poison within a few windows and then look good while it lasts, so `hold_s` is to be
     longer than what is to be sat out.
 
-    A window is compared with the mean of the newest `reference_windows` good ones, and with the daily model's figures (`frozen`),
-    if there are any. Windows of fewer rows than the minimum say nothing, and those of a pause don't become the reference. The same
-    on all ranks, if they see the same windows; `tells`: rank 0, which writes the alarm. `cadence.Stateful`; belongs to the
-    training thread.
+    A window is compared with the mean of the newest `reference_windows` good ones, with the daily model's evaluation (`frozen`),
+    if there is one, and with what the daily model makes of a sample of the same events (`sample_problems`), if it is asked.
+    Windows of fewer rows than the minimum say nothing, and those of a pause don't become the reference. The same on all ranks, if
+    they see the same windows; `tells`: rank 0, which writes the alarm. `cadence.Stateful`; belongs to the training thread.
     """
 
     def __init__(
@@ -77,6 +108,7 @@ class QualityWatch:
     ) -> None:
         self._bounds = bounds
         self._good: deque[WindowFigures] = deque(maxlen=reference_windows)
+        self._good_daily: deque[WindowFigures] = deque(maxlen=reference_windows)
         self._frozen = dict(frozen or {})
         self._tells = tells
         self._bad_since: float | None = None
@@ -87,17 +119,24 @@ class QualityWatch:
         """Whether publication is to wait."""
         return self._bad_since is not None
 
-    def observe(self, window: WindowFigures) -> None:
+    def observe(self, window: WindowFigures, sample: Sample | None = None) -> None:
         """Take note of a window that is over; in the order of event time."""
         if window.rows < self._bounds.min_events:
             return
+        if sample is not None and sample.rows * _SAMPLE < self._bounds.min_events:
+            sample = None
         found = problems(window, self._references(), self._bounds)
+        if sample is not None:
+            found += sample_problems(sample, mean_figures(self._good_daily), self._bounds)
         if not self.paused:
             if found:
                 self._bad_since = window.start
                 self._tell_bad(window, found)
             else:
                 self._good.append(window)
+                if sample is not None:
+                    daily = WindowFigures(start=window.start, stop=window.stop, rows=sample.rows, metrics=dict(sample.daily))
+                    self._good_daily.append(daily)
         elif found:
             self._good_since = None
         else:
@@ -113,6 +152,7 @@ class QualityWatch:
     def state(self) -> dict[str, Any]:
         return {
             "good": [window.model_dump(mode="json") for window in self._good],
+            "good_daily": [window.model_dump(mode="json") for window in self._good_daily],
             "frozen": self._frozen,
             "bad_since": self._bad_since,
             "good_since": self._good_since,
@@ -122,6 +162,7 @@ class QualityWatch:
         """All ranks had the same; every rank takes that of the first."""
         for state in states[:1]:
             self._good.extend(WindowFigures.model_validate(window) for window in state["good"])
+            self._good_daily.extend(WindowFigures.model_validate(window) for window in state.get("good_daily", ()))
             self._frozen = dict(state["frozen"])
             self._bad_since, self._good_since = state["bad_since"], state["good_since"]
 

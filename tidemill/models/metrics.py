@@ -152,7 +152,7 @@ class GroupedAUC(Metric):
 class SumMetric(Metric):
     """A number that is made of a few sums over the rows, each of them weighted."""
 
-    def __init__(self, name: str, sums: Callable[[Scored], Sequence[float]], value: Callable[[np.ndarray], float]) -> None:
+    def __init__(self, name: str, sums: Callable[[Scored], np.ndarray], value: Callable[[np.ndarray], float]) -> None:
         """`sums` of some rows; `value` of all sums together."""
         self.name = name
         self._sums_of = sums
@@ -179,9 +179,9 @@ class SumMetric(Metric):
 def normalized_entropy(eta: float = 1e-12) -> SumMetric:
     """Cross entropy over that of the mean label (He et al., ADKDD 2014): below 1 is better than always predicting the mean."""
 
-    def sums(rows: Scored) -> Sequence[float]:
+    def sums(rows: Scored) -> np.ndarray:
         weights, labels = rows.weights.astype(np.float64), rows.labels.astype(np.float64)
-        return weights @ _entropy(labels, rows.probs.astype(np.float64), eta), weights @ labels, weights.sum()
+        return np.array([weights @ _entropy(labels, rows.probs.astype(np.float64), eta), weights @ labels, weights.sum()])
 
     def value(sums: np.ndarray) -> float:
         entropy, positives, total = sums
@@ -196,9 +196,9 @@ def normalized_entropy(eta: float = 1e-12) -> SumMetric:
 def calibration() -> SumMetric:
     """The sum of the scores over that of the labels, weighted: 1 is right, above 1 the model promises too much."""
 
-    def sums(rows: Scored) -> Sequence[float]:
+    def sums(rows: Scored) -> np.ndarray:
         weights = rows.weights.astype(np.float64)
-        return weights @ rows.probs.astype(np.float64), weights @ rows.labels.astype(np.float64)
+        return np.array([weights @ rows.probs.astype(np.float64), weights @ rows.labels.astype(np.float64)])
 
     return SumMetric("calibration", sums, _ratio)
 
@@ -206,9 +206,9 @@ def calibration() -> SumMetric:
 def label_mean() -> SumMetric:
     """The weighted mean of the labels: what the events themselves are like."""
 
-    def sums(rows: Scored) -> Sequence[float]:
+    def sums(rows: Scored) -> np.ndarray:
         weights = rows.weights.astype(np.float64)
-        return weights @ rows.labels.astype(np.float64), weights.sum()
+        return np.array([weights @ rows.labels.astype(np.float64), weights.sum()])
 
     return SumMetric("label_mean", sums, _ratio)
 

@@ -111,13 +111,13 @@ class ProgressiveMetrics:
 
     def trained(self, step: int, delivery: Delivery[Batch], outputs: dict[str, np.ndarray]) -> None:
         settings, batch = self._settings, delivery.payload
-        numbers = self._numbers(delivery.provenance, batch.num_rows)
+        numbers = window_numbers(delivery.provenance, batch.num_rows, settings.window_s)
         scored = scored_rows(batch, outputs[settings.output], settings.label, settings.keys)
         slices = settings.slices.of(batch)
         for number in np.unique(numbers[numbers >= self._open_from]):
             window = self._windows.setdefault(int(number), {})
             chosen = numbers == number
-            self._tally(window, WHOLE).update(_select(scored, chosen))
+            self._tally(window, WHOLE).update(select(scored, chosen))
             for feature, ids in slices.items():
                 self._update_slices(window, feature, ids, scored, chosen)
 
@@ -158,12 +158,6 @@ class ProgressiveMetrics:
     def _first_open(self, watermark: float) -> int:
         return math.floor(watermark / self._settings.window_s - GRACE)
 
-    def _numbers(self, provenance: Provenance, num_rows: int) -> np.ndarray:
-        """The window of each row. A row whose own time isn't known goes with the newest of its batch; without any: window 0."""
-        newest = max((time for _, _, time in provenance.parts() if not math.isnan(time)), default=0.0)
-        times = np.full(num_rows, newest) if provenance.event_time is None else provenance.event_time[:num_rows]
-        return np.floor(np.where(np.isnan(times), newest, times) / self._settings.window_s).astype(np.int64)
-
     def _tally(self, window: dict[SliceKey, Tally], key: SliceKey) -> Tally:
         if key not in window:
             metrics = self._settings.make_metrics()
@@ -176,7 +170,7 @@ class ProgressiveMetrics:
     ) -> None:
         named = self._settings.slices.named([value for known, value in window if known == feature], ids[chosen])
         for value in np.unique(named):
-            self._tally(window, (feature, str(value))).update(_select(_select(scored, chosen), named == value))
+            self._tally(window, (feature, str(value))).update(select(select(scored, chosen), named == value))
 
     def _merged(self, states: Iterable[Mapping[str, np.ndarray]]) -> dict[int, dict[SliceKey, Tally]]:
         """Windows as `_arrays` gave them on some ranks, added up."""
@@ -219,6 +213,14 @@ def _arrays(windows: Mapping[int, Mapping[SliceKey, Tally]]) -> dict[str, np.nda
     return found
 
 
-def _select(rows: Scored, chosen: np.ndarray) -> Scored:
+def select(rows: Scored, chosen: np.ndarray) -> Scored:
+    """Some of the rows, by a mask."""
     groups = {key: values[chosen] for key, values in rows.groups.items()}
     return Scored(rows.probs[chosen], rows.labels[chosen], rows.weights[chosen], groups)
+
+
+def window_numbers(provenance: Provenance, num_rows: int, window_s: float) -> np.ndarray:
+    """The window of each row. A row whose own time isn't known goes with the newest of its batch; without any: window 0."""
+    newest = max((time for _, _, time in provenance.parts() if not math.isnan(time)), default=0.0)
+    times = np.full(num_rows, newest) if provenance.event_time is None else provenance.event_time[:num_rows]
+    return np.floor(np.where(np.isnan(times), newest, times) / window_s).astype(np.int64)
