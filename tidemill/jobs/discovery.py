@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from dataclasses import asdict
 from typing import Any, TypeVar
 
@@ -42,12 +42,13 @@ def share_splits(
 def _patiently(agreement: Sharing, rank: int, compute: Callable[[], T], deadline_s: float) -> T:
     """What `compute` gives on rank 0, or its error, on every rank, however long it takes up to the deadline: sessions of a table
     may take minutes, and the other ranks' collectives would time out."""
-    working = _start(compute) if rank == 0 else None
+    finished = threading.Event()
+    working = _start(compute, finished) if rank == 0 else None
     until = time.monotonic() + deadline_s
 
     def look() -> dict[str, Any]:
         assert working is not None
-        done, _ = wait([working], timeout=min(_POLL_S, deadline_s))
+        done = finished.wait(min(_POLL_S, deadline_s))
         if not done and time.monotonic() > until:
             raise DeadlineError(f"what there is to read wasn't found within {deadline_s:g} s: the source doesn't answer")
         return {"found": working.result()} if done else {}
@@ -58,8 +59,8 @@ def _patiently(agreement: Sharing, rank: int, compute: Callable[[], T], deadline
             return answer["found"]
 
 
-def _start(compute: Callable[[], T]) -> Future[T]:
-    """Run on a thread that nobody has to wait for, also at the end of the process."""
+def _start(compute: Callable[[], T], finished: threading.Event) -> Future[T]:
+    """Run on a thread that nobody has to wait for, also at the end of the process; `finished` is set when there is a result."""
     result: Future[T] = Future()
 
     def run() -> None:
@@ -67,6 +68,7 @@ def _start(compute: Callable[[], T]) -> Future[T]:
             result.set_result(compute())
         except BaseException as error:  # noqa: BLE001 - the worker edge: the error goes to whoever asks for the result
             result.set_exception(error)
+        finished.set()
 
     threading.Thread(target=run, name="discover", daemon=True).start()
     return result
