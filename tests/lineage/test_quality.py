@@ -167,7 +167,8 @@ def sample(own: dict[str, float], daily: dict[str, float], rows: int = 1000) -> 
         pytest.param({}, {}, [], id="as usual"),
         pytest.param({"auc": 0.7}, {}, [], id="worse than the daily model, exactly at the bound"),
         pytest.param({"auc": 0.69}, {}, ["auc"], id="worse than the daily model"),
-        pytest.param({"auc": 0.74}, {"auc": 0.69}, ["the"], id="the data have changed, and the model has learnt them"),
+        pytest.param({"auc": 0.74}, {"auc": 0.65}, [], id="the daily model ages"),
+        pytest.param({"auc": 0.74}, {"auc": 0.64}, ["the"], id="the data have changed, and the model has learnt them"),
         pytest.param({"normalized_entropy": 0.91}, {}, ["normalized_entropy"], id="higher entropy than the daily model"),
         pytest.param({"calibration": 0.6}, {"calibration": 1.4}, [], id="as far from right on the other side"),
         pytest.param({}, {"calibration": 1.9}, [], id="only the daily model is out of date"),
@@ -193,9 +194,9 @@ def test_a_poison_that_the_model_has_learnt_keeps_publication_paused_by_the_dail
 def test_a_sample_of_few_rows_says_nothing() -> None:
     watch = QualityWatch(BOUNDS, reference_windows=10)
     watch.observe(window(0), sample({}, {}))
-    watch.observe(window(1), sample({"auc": 0.1}, {"auc": 0.1}, rows=9))
+    watch.observe(window(1), sample({"auc": 0.1}, {"auc": 0.1}, rows=49))
     assert not watch.paused
-    watch.observe(window(2), sample({"auc": 0.1}, {"auc": 0.1}, rows=10))
+    watch.observe(window(2), sample({"auc": 0.1}, {"auc": 0.1}, rows=50))
     assert watch.paused
 
 

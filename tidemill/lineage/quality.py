@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tidemill.contracts.progress import WindowFigures
@@ -25,8 +25,12 @@ class QualityBounds:
 Reference = Mapping[str, float]
 """Metric -> value; what is missing isn't compared."""
 
-_SAMPLE = 10
-"""A sample that the daily model has scored counts from this part of `min_events` rows on: it is never all of a window."""
+_SAMPLE = 2
+"""A sample that the daily model has scored counts from `min_events` over this on: it is never all of a window, but fewer rows would
+be too few to tell bad from chance."""
+_FRESH = 4
+"""A model that doesn't learn ages (on the click world by a tenth of AUC a day): only so many of the newest good windows tell
+what is usual for it, and it may be worse than that by twice as much as a model that learns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +74,9 @@ def sample_problems(sample: Sample, usual: Reference, bounds: QualityBounds) -> 
             if worse > getattr(bounds, metric) + 1e-12:
                 found.append(f"{metric} is {own:.4f}, the daily model's on the same events {daily:.4f}")
     ranked = {metric: value for metric, value in usual.items() if metric != "calibration"}
+    wide = replace(bounds, auc=2 * bounds.auc, normalized_entropy=2 * bounds.normalized_entropy)
     window = WindowFigures(start=0.0, stop=0.0, rows=sample.rows, metrics=dict(sample.daily))
-    return found + [f"the daily model's {problem}" for problem in problems(window, {"its good windows": ranked}, bounds)]
+    return found + [f"the daily model's {problem}" for problem in problems(window, {"its good windows": ranked}, wide)]
 
 
 def _worse_by(metric: str, value: float, reference: float) -> float:
@@ -108,7 +113,7 @@ class QualityWatch:
     ) -> None:
         self._bounds = bounds
         self._good: deque[WindowFigures] = deque(maxlen=reference_windows)
-        self._good_daily: deque[WindowFigures] = deque(maxlen=reference_windows)
+        self._good_daily: deque[WindowFigures] = deque(maxlen=_FRESH)
         self._frozen = dict(frozen or {})
         self._tells = tells
         self._bad_since: float | None = None
