@@ -15,11 +15,15 @@ from confluent_kafka import KafkaError, KafkaException
 
 from tests.data.kafka_topics import DEADLINE_S, Run, count, create_topic, make_anew, new_topic, offsets, produce, row, source
 from tidemill import logs
-from tidemill.data.assignment import Assigned
+from tidemill.contracts.progress import DataloaderState
+from tidemill.data.assignment import Assigned, AssignmentBase
 from tidemill.data.intervals import NOTHING
 from tidemill.data.sources.kafka_client import _topic_id, passes
+from tidemill.data.split import SplitId
 from tidemill.errors import SourceChangedError
+from tidemill.jobs.positions import Saved, find_positions
 from tidemill.testing.broker import DevelopmentBroker
+from tidemill.testing.rank_threads import ThreadAgreement, run_threads
 
 TOPIC_DENIED, UNKNOWN_TOPIC, TIMED_OUT = 29, 3, KafkaError.REQUEST_TIMED_OUT
 NEW = [row(100 + number) for number in range(9)]
@@ -36,7 +40,7 @@ with Run(source(broker, sys.argv[2])) as run:
         while True:
             run.step()
             if len(run.rows) > told:
-                print(*run.rows[told:], flush=True)
+                print(*run.rows[told:], sep="\\n", flush=True)
                 told = len(run.rows)
     except SourceChangedError as error:
         print("refused:", error, flush=True)
@@ -84,6 +88,22 @@ def test_between_runs_one_that_may_lose_data_goes_on_at_the_new_ones_beginning(b
     assert f'"source.topic_replaced","split":"{topic}:0","read":2' in (tmp_path / "events.jsonl").read_text()
 
 
+def test_every_rank_of_a_job_forgets_what_was_read_of_the_old_one(broker, topic):
+    states = saved_after_two(broker, topic)
+    replace_topic(broker, topic)
+    base = AssignmentBase(2, tuple(SplitId(state.kind, state.split) for state in states), {})
+    saved = Saved(DataloaderState(passes_completed=0, splits=states, watermark=None), base)
+
+    def find(group, rank):
+        with closing(source(broker, topic, on_data_loss="earliest")) as made:
+            return find_positions(made, ThreadAgreement(group, rank), rank, saved, num_passes=1)
+
+    for result in run_threads(2, find):
+        assert result.error is None
+        assert result.value.progress.done == {}
+        assert result.value.splits[0].fingerprint["topic_id"] != states[0].fingerprint["topic_id"]
+
+
 def test_a_checkpoint_from_before_topics_had_identities_is_gone_on_from_and_gets_one(broker, topic):
     saved = saved_after_two(broker, topic)
     old = [state.model_copy(update={"fingerprint": {"cluster": None, "earliest": 0, "start": 0}}) for state in saved]
@@ -115,7 +135,7 @@ def test_while_the_process_is_frozen_none_of_its_rows_is_trained(broker, topic):
     killer = threading.Timer(3 * DEADLINE_S, child.kill)
     killer.start()
     try:
-        assert child.stdout.readline() == "0 1\n"
+        assert [child.stdout.readline() for _ in range(2)] == ["0\n", "1\n"]
         os.kill(child.pid, signal.SIGSTOP)
         replace_topic(broker, topic)
         time.sleep(2.5)
