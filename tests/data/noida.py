@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from tests.data.kafka_topics import DEADLINE_S
@@ -39,14 +40,30 @@ class Noida:
                 return
             except OSError:
                 if self._process.poll() is not None or time.monotonic() > deadline:
-                    self._process.kill()
+                    self._signal(signal.SIGKILL)
                     raise
                 time.sleep(0.02)
 
     def stop(self) -> None:
-        """It keeps what it has only if it may end by itself."""
-        self._process.send_signal(signal.SIGTERM)
+        """It keeps what it has only if it may end by itself; returns when nobody listens any more. Idempotent."""
+        self._signal(signal.SIGTERM)
+        deadline = time.monotonic() + DEADLINE_S
         try:
             self._process.wait(DEADLINE_S)
+            while self._listens():
+                assert time.monotonic() < deadline, "noida-db doesn't end"
+                time.sleep(0.02)
         finally:
-            self._process.kill()
+            self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        """To the program's whole group: the server is a child of the program, and outlives it otherwise."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+    def _listens(self) -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", self._port), 1.0).close()
+        except OSError:
+            return False
+        return True
