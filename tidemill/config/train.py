@@ -110,7 +110,7 @@ class QualityConfig(Config):
     reference_windows: Positive = 24
     """How many of the newest good windows make the reference."""
     daily_model_share: float = Field(default=0.05, ge=0, le=0.5, allow_inf_nan=False)
-    """For how much of rank 0's time a thread may score its batches with the lineage's base snapshot, which windows are compared with
+    """For how much of rank 0's time a thread may score its batches with the base snapshot, which windows are compared with
     on the same events. 0: not at all."""
 
 

@@ -72,7 +72,7 @@ def lineage(date: str) -> str:
 
 
 def cycle(date: str) -> str:
-    """Folder of the runs of a date's export and deployment, below the root: they'd be taken for trainers among those of a lineage."""
+    """Folder of the runs of a date's export and deployment: among a lineage's they'd be taken for trainers."""
     return f"cycle/{date}"
 
 
