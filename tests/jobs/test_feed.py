@@ -3,12 +3,14 @@
 import time
 from contextlib import closing
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidemill.data.dead_letters import DeadLetters
 from tidemill.data.loader import Loader
 from tidemill.data.progress import Progress
+from tidemill.data.rebatch import BatchRule
 from tidemill.data.split import SplitId
 from tidemill.errors import DataError
 from tidemill.jobs.feed import DataFeed
@@ -89,3 +91,29 @@ def test_behind_its_last_pass_a_run_opens_nothing():
     feed = DataFeed(source.discover(), open_loader, rank=0, world_size=1, progress=Progress(passes=1), num_passes=1)
     with closing(feed):
         assert (opened, feed.rows_left) == ([], 0)
+
+
+def test_passes_over_nothing_count_as_made():
+    """Issue 4, "drop_remainder": rows too few for a batch stay left out, also from a later run with smaller batches."""
+    source = ScriptedSource({"a": [Rows(numbered(0, 3))]})
+    told = []
+
+    def open_loader(assigned):
+        rule = BatchRule(4, drop_remainder=True)
+        return Loader(source, assigned, batch_size=4, transform=numbers(()), rule=rule)
+
+    progress = Progress()
+    splits = source.discover()
+    made = DataFeed(
+        splits, open_loader, rank=0, world_size=1, progress=progress, num_passes=5, on_pass=lambda: told.append(progress.passes)
+    )
+    with closing(made) as feed:
+        with pytest.raises(EOFError):
+            feed.take(20.0)
+        assert feed.next_pass()
+        feed.end_passes()
+        assert feed.is_complete
+        assert told == [1, 2, 3, 4, 5]
+    again = DataFeed(splits, open_loader, rank=0, world_size=1, progress=progress, num_passes=5)
+    with closing(again) as feed, pytest.raises(EOFError):
+        feed.take(20.0)

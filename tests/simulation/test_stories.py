@@ -17,6 +17,8 @@ STORIES = 150
 REGRESSIONS = {
     9: "a stream's batches out of order: what had come first was trained, what lay before it was left out after a resume",
     2: "two ranks' files of one name, where one of them holds no row of a table",
+    99: "a job whose last passes held too few rows for a batch had said that it was over; the next run made them",
+    2710: "a run woke behind its successor, went on from its successor's checkpoint, and its record misled the proof",
 }
 """Seeds of stories that have found a fault, and which."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import tests.simulation.position_faults  # noqa: F401 - adds its own to FAULTS
 from tests.simulation.faults import FAULTS
 from tidemill.testing.simulation.story import StoryError, play
 

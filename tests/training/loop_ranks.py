@@ -108,6 +108,9 @@ class ScriptedFeed:
     def end_pass(self) -> None:
         self.counted.append(len(self.done))
 
+    def end_passes(self) -> None:
+        self.counted.append(len(self.done))
+
     def next_pass(self) -> bool:
         self.passes += 1
         self._script = self._script[1:]

@@ -118,6 +118,7 @@ def test_endless_passes_over_nothing_end():
     ranks = run_well([[END] * 5, [END] * 5], Plan())
     assert [rank.outcome.reason for rank in ranks] == [StopReason.EXHAUSTED] * 2
     assert ranks[0].feed.passes == 1
+    assert ranks[0].feed.counted == [0], "those that are left count as made"
 
 
 @pytest.mark.parametrize("rows", [[], [Rows(0.0)]])

@@ -153,6 +153,14 @@ class DataFeed:
             self._base = AssignmentBase(self._world_size, (), {})
             self._on_pass()
 
+    def end_passes(self) -> None:
+        """Called on all ranks when a pass had nothing to train: nor would those that are left, so all count as made. Otherwise the
+        job would not be over, and a later run with other batches would train what this one had left out."""
+        self.end_pass()
+        while self._bounded and self._num_passes is not None and not self.is_complete:
+            self.progress.complete_pass()
+            self._on_pass()
+
     def next_pass(self) -> bool:
         """Called on all ranks when everything was read; all of them get the same answer."""
         self.end_pass()

@@ -17,7 +17,7 @@ from tidemill.contracts.snapshot import SnapshotManifest
 from tidemill.errors import ConfigError, LineageError, NotFoundError, TidemillError
 from tidemill.jobs.place import checkpoint_path
 from tidemill.lineage.records import new_run_id, require_open
-from tidemill.lineage.terms import Writer, open_term
+from tidemill.lineage.terms import Writer, open_term, require_unfenced
 from tidemill.storage.base import Storage
 from tidemill.storage.commit import probe_exclusive_create
 from tidemill.storage.open import open_storage
@@ -79,8 +79,9 @@ def start_run(
 ) -> Start:
     """Open a term and find the checkpoint to go on from; a parent's stays at least until `resources` are closed. Collective.
 
-    Raises RetiredError for a retired lineage, ConfigError if the folder holds a checkpoint and the run isn't to go on from it,
-    CheckpointError if the parent's isn't there, LineageError if the folder's snapshot comes from another checkpoint.
+    Raises RetiredError for a retired lineage, FencedError if a newer run has taken over meanwhile and saved, ConfigError if the
+    folder holds a checkpoint and the run isn't to go on from it, CheckpointError if the parent's isn't there, LineageError if the
+    folder's snapshot comes from another checkpoint.
     """
 
     def decide() -> dict[str, Any]:
@@ -89,6 +90,9 @@ def start_run(
         run_id = new_run_id()
         term = open_term(storage, run_id=run_id, nonce=uuid.uuid4().hex)
         own = latest_checkpoint(storage)
+        if own is not None and own[1].term > term:
+            # It slept since it took its term, and what it found is its successor's: no record may say that it went on from there.
+            require_unfenced(storage, term)
         if own is not None and not continue_train:
             raise ConfigError(
                 f"{storage.url} holds {layout.checkpoint(own[1].step)} already: pass --continue_train to go on from it,"

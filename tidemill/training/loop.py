@@ -73,6 +73,10 @@ class Feed(Protocol):
         """Start the next pass, counting the one before unless `end_pass` has; False if that was the last."""
         ...
 
+    def end_passes(self) -> None:
+        """Count all passes that are left, as this one had nothing to train."""
+        ...
+
 
 class Step(Protocol):
     """One training step on every rank."""
@@ -458,10 +462,11 @@ class TrainingLoop:
         logs.event("train.stopping", step=point.last_step, reason=reason.name.lower())
 
     def _begin_pass(self) -> bool:
-        """Begin the next pass, if there is one. A pass that trained nothing is the last: so would be all that follow."""
-        if self._pass_began_at == self._trained_steps:
-            return False
+        """Begin the next pass, if there is one. A pass that trained nothing is the last: so would all that follow; they count."""
         with self._telling_all_ranks():
+            if self._pass_began_at == self._trained_steps:
+                self._feed.end_passes()
+                return False
             if not self._feed.next_pass():
                 return False
             self._exhausted = False

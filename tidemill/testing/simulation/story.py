@@ -6,7 +6,7 @@ import logging
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tidemill.cadence import ENDINGS
 from tidemill.errors import TidemillError
@@ -27,6 +27,7 @@ from tidemill.testing.simulation.trainer import TIMEOUT_S, LineSettings, RunSett
 from tidemill.testing.simulation.world import World, WorldSource, make_world
 
 _LONGEST_RUN_S = 300.0
+_LONGEST_ACT_S = 30.0
 _COMPLETED, _INTERRUPTED = 0, 75
 
 
@@ -117,7 +118,8 @@ class Story:
         self._finish()
         self._settle_zombies()
         self._judge()
-        if self.world.bounded and self.rng.random() < 0.2:
+        # A job that never comes to a step is refused, not over.
+        if self.world.bounded and self.rng.random() < 0.2 and self.runs[-1].run.points[-1].last_step:
             self._resume_what_is_over()
         check_fencing(self.store)
         for ranks in self.runs:
@@ -131,8 +133,14 @@ class Story:
             self.rng.choice(["kill all", "kill all", "kill one", "in a save", "in a save", "preempt", "freeze", "alone"]),
         )
         settings = self._settings()
+        ends_within = self.world.bounded and rng.random() < 0.8
+        if ends_within and not settings.checkpoint_steps:
+            settings = replace(settings, checkpoint_steps=rng.choice([1, 2]))
         ranks = self.start(settings, self._chances(settings, kind))
-        self.scheduler.sleep(rng.choice([rng.uniform(0.0, 0.2), rng.uniform(0.0, 2.0), rng.uniform(0.0, 5.0)]))
+        if ends_within:
+            self._await_rows(ranks)
+        else:
+            self.scheduler.sleep(rng.choice([rng.uniform(0.0, 0.2), rng.uniform(0.0, 2.0), rng.uniform(0.0, 5.0)]))
         if kind == "kill all":
             self._kill(ranks, range(settings.world_size))
         elif kind == "kill one":
@@ -147,6 +155,13 @@ class Story:
         else:
             self._kill(ranks, range(settings.world_size))
         self.await_end(ranks)
+
+    def _await_rows(self, ranks: Ranks) -> None:
+        """Let it train some of the rows that files hold: of what is over, or has not begun, nothing is left to be taken up."""
+        wanted = self.rng.randint(1, max(self.world.num_ids * self.line.num_passes, 1))
+        until = self.scheduler.now + _LONGEST_ACT_S
+        while len(ranks.run.trained) < wanted and self.scheduler.now < until and not all(task.over for task in ranks.tasks):
+            self.scheduler.sleep(self.rng.uniform(0.0, 0.1))
 
     def _finish(self) -> None:
         """Train what is left, while others may wake; but no run whose term would then be the newer one."""

@@ -45,11 +45,13 @@ class Part:
 
 @dataclass(slots=True)
 class World:
-    """All rows of a story. `boundary`: rows with an earlier event time aren't to be trained."""
+    """All rows of a story. `boundary`: rows with an earlier event time aren't to be trained. `pace_s`: how long a read of a file
+    takes; without it a file is over before anything can happen to the run, and nothing goes on in the middle of one."""
 
     bounded: bool
     parts: list[Part] = field(default_factory=list)
     boundary: float | None = None
+    pace_s: float = 0.0
     num_ids: int = 0
     part_of: dict[int, Part] = field(default_factory=dict)
     time_of: dict[int, float] = field(default_factory=dict)
@@ -86,7 +88,7 @@ def make_world(rng: random.Random) -> World:
         world.parts.append(part)
         rate = rng.choice([10.0, 50.0, 300.0])
         position, arrival, time = 0, late, 1000.0 + rng.uniform(-5.0, 5.0)
-        for _ in range(rng.choice([0, 1, 5, 20, 40])):
+        for _ in range(rng.choice([0, 5, 20, 40, 80] if world.bounded else [0, 1, 5, 20, 40])):
             if not world.bounded:
                 position += rng.randint(1, 3) if rng.random() < 0.2 else 0
                 arrival += rng.expovariate(rate) + (rng.uniform(0.3, 3.0) if rng.random() < 0.02 else 0.0)
@@ -94,7 +96,9 @@ def make_world(rng: random.Random) -> World:
             cost = rng.choice([1.0, 2.0, 9.0])
             world.add(part, position=position, time=round(time, 3), cost=cost, arrival=arrival)
             position += 1
-    if not world.bounded and rng.random() < 0.3:
+    if world.bounded:
+        world.pace_s = rng.choice([0.0, 0.03, 0.1, 0.3])
+    elif rng.random() < 0.3:
         world.boundary = 1003.0
     return world
 
@@ -152,6 +156,8 @@ class _FileReader(SplitReader):
         self._source.meet_fate()
         if not self._left:
             raise EOFError
+        if self._source.world.pace_s:
+            self._source.scheduler.sleep(self._source.world.pace_s)
         count = self._source.scheduler.rng.randint(1, 12)
         rows, self._left = self._left[:count], self._left[count:]
         return _batch(self._part, rows, [Run(self._part.id, row, row + 1, 1, event_time=self._part.times[row]) for row in rows])
