@@ -241,7 +241,7 @@ def test_a_store_that_cant_be_reached_can_be_retried(bucket):
 def test_a_store_that_goes_away_behind_the_listing_can_be_retried_too(bucket, monkeypatch):
     store = Store(Parquet, bucket, "bucket://data/day")
     store.write("a", 0, 3)
-    source = store.source("a")
+    source = ParquetSource(ParquetConfig(paths="bucket://data/day/a.parquet", outage_timeout_s=0.0))
     [split] = source.discover()
 
     def away(*args, **options):

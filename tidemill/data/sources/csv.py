@@ -19,12 +19,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
-from tidemill.config.base import Config
+from tidemill.config.base import Config, Seconds
 from tidemill.data.intervals import IntervalSet
 from tidemill.data.source import Source, SplitReader
 from tidemill.data.sources.csv_scan import Scan, scan
 from tidemill.data.sources.file_rows import Piece, cut, overlap, raw_batch, times_of
 from tidemill.data.sources.files import FileSet, FoundFile, Place, compare, in_parallel, reading
+from tidemill.data.sources.outage import OUTAGE_TIMEOUT_S, PersistentReader
 from tidemill.data.split import RawBatch, Split, SplitId
 from tidemill.errors import ConfigError, DataError, SchemaError, SourceChangedError
 
@@ -57,6 +58,8 @@ class CsvConfig(Config):
     """Names of the columns in files without a header, in their order."""
     event_time_column: str | None = None
     """Event time: a number of Unix seconds. Absent: rows have no event time."""
+    outage_timeout_s: Seconds = OUTAGE_TIMEOUT_S
+    """How long a file is tried again whose store fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +118,13 @@ class CsvSource(Source):
             text.close()
 
     def open(self, split: Split, remaining: IntervalSet | None, done: IntervalSet) -> SplitReader:
+        wanted = IntervalSet.of([(0, split.num_rows or 0)]) if remaining is None else remaining
+        return PersistentReader(split.id, wanted, lambda left: self._open(split, left), timeout_s=self._config.outage_timeout_s)
+
+    def _open(self, split: Split, wanted: IntervalSet) -> SplitReader:
         place = self._files.place(split.id.name)
         # Whether the content is still the same was found out when it was discovered; reading it all again here would cost as much.
         compare(split.id, split.fingerprint, place.stat(split.id.name).fingerprint(), _SAME)
-        wanted = IntervalSet.of([(0, split.num_rows or 0)]) if remaining is None else remaining
         return _FileReader(self, split, _Text(place, split.id.name), wanted)
 
     def verify(self, split: Split, fingerprint: dict[str, Any]) -> None:

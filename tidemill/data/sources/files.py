@@ -16,6 +16,7 @@ import pyarrow as pa
 from fsspec.spec import AbstractFileSystem
 from fsspec.utils import glob_translate
 
+from tidemill.data.sources.outage import is_passing
 from tidemill.data.split import SplitId
 from tidemill.errors import ConfigError, DataError, MissingExtraError, SourceChangedError, StorageError
 
@@ -108,9 +109,9 @@ class Place:
         """A file by its name here. Raises like `stat`."""
         try:
             # Not mapped into memory: whoever cuts a mapped file short kills the process that reads it.
-            if self.is_local:
-                return pa.OSFile(path)
             with reading(path):
+                if self.is_local:
+                    return pa.OSFile(path)
                 return pa.PythonFile(self.files.open(path.removeprefix(self.prefix), "rb"), mode="r")
         except FileNotFoundError:
             raise _gone(path) from None
@@ -196,11 +197,13 @@ class FileSet:
 
 @contextmanager
 def reading(path: str) -> Iterator[None]:
-    """Turns what a store's client raises about the connection into a StorageError that names the path."""
+    """Turns what a store's client raises about the connection, and what else may pass, into a StorageError that names the path."""
     try:
         yield
-    except (PermissionError, ConnectionError, TimeoutError) as error:
-        raise StorageError(f"{path}: {type(error).__name__}: {error}") from error
+    except Exception as error:
+        if isinstance(error, PermissionError) or is_passing(error):
+            raise StorageError(f"{path}: {type(error).__name__}: {error}") from error
+        raise
 
 
 def in_parallel(function: Callable[[FoundFile], T], found: Sequence[FoundFile]) -> list[T]:

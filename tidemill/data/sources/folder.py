@@ -28,6 +28,7 @@ from tidemill.data.source import Source, SplitReader
 from tidemill.data.sources.file_rows import Piece, raw_batch, times_of
 from tidemill.data.sources.files import FoundFile, locate, reading, require_text
 from tidemill.data.sources.ipc import IpcRows
+from tidemill.data.sources.outage import Outage
 from tidemill.data.sources.parquet import ParquetRows
 from tidemill.data.sources.taken import TakenFile, TakenFiles
 from tidemill.data.split import RawBatch, Run, Split, SplitId
@@ -176,12 +177,15 @@ class _Part:
     done: IntervalSet
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _OpenFile:
-    split: SplitId
+    """`given`: positions of the file up to here were given, or aren't wanted."""
+
+    part: _Part
     file: TakenFile
     rows: Rows
     pieces: Iterator[Piece]
+    given: int
 
 
 class _FolderReader(SplitReader):
@@ -197,6 +201,7 @@ class _FolderReader(SplitReader):
         self._waiting: frozenset[int] = frozenset(self._parts)
         self._incomplete: dict[str, float] = {}
         self._next_listing = 0.0
+        self._outage = Outage(source.config.outage_timeout_s)
         self._failing_since: float | None = None
         self._fitting = Fitting(source.columns, f"folder {source.url}")
         self._first: str | None = None
@@ -205,14 +210,17 @@ class _FolderReader(SplitReader):
     def read(self, timeout_s: float) -> RawBatch | None:
         until = time.monotonic() + timeout_s
         while True:
-            if self._open is not None:
-                raw = self._next_rows(self._open)
+            if self._outage.again_at > time.monotonic():
+                if self._pause.wait(max(0.0, min(until, self._outage.again_at) - time.monotonic())):
+                    return None
+            elif self._open is not None:
+                raw = self._try_rows(self._open)
                 if raw is not None:
                     return raw
-            elif not self._open_next():
-                now = time.monotonic()
-                if now >= until or self._pause.wait(max(0.0, min(until, self._next_listing) - now)):
-                    return None
+            elif not self._try_open_next() and self._pause.wait(max(0.0, min(until, self._next_listing) - time.monotonic())):
+                return None
+            if self._open is None and time.monotonic() >= until:
+                return None
 
     def is_caught_up(self, split: SplitId) -> bool:
         """Whether the newest listing shows no file of the split that is still to be read."""
@@ -223,6 +231,40 @@ class _FolderReader(SplitReader):
         if self._open is not None:
             self._open.rows.close()
             self._open = None
+
+    def _try_rows(self, opened: _OpenFile) -> RawBatch | None:
+        """The same as `_next_rows`; if the store fails, the file is opened again where its unread rows begin."""
+        try:
+            raw = self._next_rows(opened)
+        except StorageError as error:
+            opened.rows.close()
+            self._open = None
+            given = IntervalSet.of([(opened.file.start, opened.given)])
+            self._left.appendleft((opened.file, replace(opened.part, done=opened.part.done | given)))
+            where = f"{self._source.path(opened.file.name)}, row {opened.given - opened.file.start}"
+            self._outage.failed(error, where)
+            return None
+        if raw is not None:
+            opened.given = raw.runs[-1].stop
+            self._outage.over()
+        return raw
+
+    def _try_open_next(self) -> bool:
+        """Look what is new if it is time to, then the same as `_open_next`; a store that fails is tried again."""
+        if not self._left and (not self._pending or time.monotonic() >= self._next_listing):
+            self._list()
+        try:
+            return self._open_next()
+        except StorageError as error:
+            self._outage.failed(error, self._next_place())
+            return False
+
+    def _next_place(self) -> str:
+        """What is to be read next, for errors."""
+        if not self._left:
+            return self._source.path(self._pending[0])
+        file, part = self._left[0]
+        return f"{self._source.path(file.name)}, row {part.done.first_gap(file.start) - file.start}"
 
     def _next_rows(self, opened: _OpenFile) -> RawBatch | None:
         """The next rows of the open file; None, and it is closed, if there are no more."""
@@ -236,13 +278,13 @@ class _FolderReader(SplitReader):
             if num_rows:
                 return None
             # Its positions are done with once a later row is trained.
-            run = Run(opened.split, file.start, file.stop, 0, gap=file.stop - file.start)
+            run = Run(opened.part.id, file.start, file.stop, 0, gap=file.stop - file.start)
             return RawBatch(self._fitting.empty(), (run,))
         path = self._source.path(file.name)
         piece = Piece(piece.runs, self._fit(piece.table, path))
         if self._source.dead_letters is not None:
             self._source.dead_letters.passed(piece.table.num_rows)
-        raw = raw_batch(opened.split, piece, times_of(piece.table, self._source.time_column, path), shift=file.start)
+        raw = raw_batch(opened.part.id, piece, times_of(piece.table, self._source.time_column, path), shift=file.start)
         if not is_end:
             return raw
         # The file's last row is done with all positions up to the next file's.
@@ -257,10 +299,10 @@ class _FolderReader(SplitReader):
             self._opened(part, file, self._source.rows(file.name))
             self._left.popleft()
             return True
-        if not self._pending or time.monotonic() >= self._next_listing:
-            self._list()
         while self._pending:
-            if self._take(self._pending.popleft()):
+            is_taken = self._take(self._pending[0])
+            self._pending.popleft()
+            if is_taken:
                 return True
         return False
 
@@ -299,7 +341,7 @@ class _FolderReader(SplitReader):
         self._check(rows, self._source.path(file.name))
         wanted = IntervalSet.of([(file.start, file.start + rows.num_rows)]) - part.done
         own = IntervalSet.of((start - file.start, stop - file.start) for start, stop in wanted)
-        self._open = _OpenFile(part.id, file, rows, rows.pieces(own))
+        self._open = _OpenFile(part, file, rows, rows.pieces(own), given=file.start)
 
     def _check(self, rows: Rows, path: str) -> None:
         """All files are read with the types of the first, narrower ones widened. Raises SchemaError naming both files."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -10,6 +11,9 @@ from tidemill.data.intervals import IntervalSet
 from tidemill.data.sources.file_rows import Piece, cut, overlap, plain
 from tidemill.data.sources.files import Place, reading
 from tidemill.errors import DataError
+
+# What Arrow says if bytes couldn't be had; of bytes that can't be decoded it says something else.
+_NOT_READ = ", error IOError: "
 
 
 class IpcRows:
@@ -26,7 +30,7 @@ class IpcRows:
                 fields = [index for index, name in enumerate(self._file.schema.names) if name in columns]
                 self.schema: pa.Schema = self._file.schema
                 self._file = pa.ipc.open_file(self._stream, options=pa.ipc.IpcReadOptions(included_fields=fields))
-                self._sizes = [self._file.get_batch(index).num_rows for index in range(self._file.num_record_batches)]
+                self._sizes = [self._batch(index).num_rows for index in range(self._file.num_record_batches)]
         except (OSError, pa.ArrowException) as error:
             self._stream.close()
             raise DataError(f"{path}: not an Arrow file ({error})") from None
@@ -44,10 +48,19 @@ class IpcRows:
     def close(self) -> None:
         self._stream.close()
 
+    def _batch(self, index: int) -> pa.RecordBatch:
+        try:
+            return self._file.get_batch(index)
+        except OSError as error:
+            # Of what the file's store raised Arrow keeps the words alone.
+            if error.errno is None and _NOT_READ in str(error):
+                raise OSError(errno.EIO, str(error).partition(" Detail: Python exception")[0]) from error
+            raise
+
     def _table(self, index: int) -> pa.Table:
         try:
             with reading(self._path):
-                table = pa.Table.from_batches([self._file.get_batch(index)])
+                table = pa.Table.from_batches([self._batch(index)])
                 # Offsets that point outside would crash the process when the rows are used, not here.
                 table.validate(full=True)
                 return plain(table.select(self._columns))

@@ -10,11 +10,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tidemill.config.base import Config
+from tidemill.config.base import Config, Seconds
 from tidemill.data.intervals import IntervalSet
 from tidemill.data.source import Source, SplitReader
 from tidemill.data.sources.file_rows import Piece, cut, overlap, plain, plain_type, raw_batch, times_of
 from tidemill.data.sources.files import FileSet, FoundFile, Place, compare, in_parallel, reading
+from tidemill.data.sources.outage import OUTAGE_TIMEOUT_S, PersistentReader
 from tidemill.data.split import RawBatch, Split, SplitId
 from tidemill.errors import DataError, SchemaError
 
@@ -32,6 +33,8 @@ class ParquetConfig(Config):
     """Files or glob patterns, separated by commas; each a local path or a URL (s3://..., hdfs://...)."""
     event_time_column: str | None = None
     """Event time: a timestamp, or a number of Unix seconds. Absent: rows have no event time."""
+    outage_timeout_s: Seconds = OUTAGE_TIMEOUT_S
+    """How long a file is tried again whose store fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,7 @@ class ParquetSource(Source):
     def __init__(self, config: ParquetConfig, columns: Collection[str] | None = None) -> None:
         self._files = FileSet(config.paths, "Parquet file", "*.parquet")
         self._time_column = config.event_time_column
+        self._outage_timeout_s = config.outage_timeout_s
         self._columns = None if columns is None else list(columns)
         if self._columns is not None and config.event_time_column and config.event_time_column not in self._columns:
             self._columns.append(config.event_time_column)
@@ -83,12 +87,15 @@ class ParquetSource(Source):
         return list(read_footer(self._files.place(file.path), file).schema.names)
 
     def open(self, split: Split, remaining: IntervalSet | None, done: IntervalSet) -> SplitReader:
+        wanted = IntervalSet.of([(0, split.num_rows or 0)]) if remaining is None else remaining
+        return PersistentReader(split.id, wanted, lambda left: self._open(split, left), timeout_s=self._outage_timeout_s)
+
+    def _open(self, split: Split, wanted: IntervalSet) -> SplitReader:
         place = self._files.place(split.id.name)
         file = place.stat(split.id.name)
         footer = read_footer(place, file)
         compare(split.id, split.fingerprint, footer.fingerprint(file), _SAME)
         self._check_schema(file.path, footer.schema, {})
-        wanted = IntervalSet.of([(0, footer.rows)]) if remaining is None else remaining
         names = self._needed(footer.schema)
         empty = [name for name in names if pa.types.is_null(footer.schema.field(name).type)]
         types = {name: kind for name in empty if (kind := self._type_elsewhere(name)) is not None}
@@ -205,13 +212,14 @@ def read_footer(place: Place, file: FoundFile) -> Footer:
     """What the end of a file says. Raises DataError if it isn't Parquet's."""
     if file.size < _TAIL:
         raise DataError(f"{file.path}: not a Parquet file ({file.size} bytes)")
-    with reading(file.path), place.open(file.path) as stream:
-        stream.seek(file.size - _TAIL)
-        length = int.from_bytes(stream.read(4), "little")
-        stream.seek(max(0, file.size - _TAIL - length))
-        digest = hashlib.sha256(stream.read(length)).hexdigest()
+    with place.open(file.path) as stream:
         try:
-            found = pq.ParquetFile(stream)
+            with reading(file.path):
+                stream.seek(file.size - _TAIL)
+                length = int.from_bytes(stream.read(4), "little")
+                stream.seek(max(0, file.size - _TAIL - length))
+                digest = hashlib.sha256(stream.read(length)).hexdigest()
+                found = pq.ParquetFile(stream)
         except (OSError, pa.ArrowException) as error:
             raise DataError(f"{file.path}: not a Parquet file ({error})") from None
         return Footer(found.metadata.num_rows, digest, found.schema_arrow)

@@ -1,17 +1,13 @@
-"""Which of the client's errors can pass by themselves, and how long to wait before the next try."""
+"""Which of the client's errors can pass by themselves."""
 
 from __future__ import annotations
 
 import http.client
 import json
-import random
 
 import pyarrow as pa
 import urllib3
 from odps import errors
-
-FIRST_PAUSE_S = 0.5
-LONGEST_PAUSE_S = 30.0
 
 _PASSING = (
     errors.InternalServerError,
@@ -30,12 +26,6 @@ def is_transient(error: BaseException) -> bool:
         status = getattr(error, "status_code", None)
         return status is not None and (status >= 500 or status == 429)
     return isinstance(error, _BROKEN)
-
-
-def pause_s(failures: int) -> float:
-    """How long to wait after so many failures in a row: doubling, and spread, so that many ranks don't come back at once."""
-    longest = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failures - 1, 16))
-    return longest * random.uniform(0.5, 1.0)
 
 
 def shown(error: BaseException) -> str:

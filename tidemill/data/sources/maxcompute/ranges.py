@@ -15,8 +15,9 @@ from tidemill.clock import Clock
 from tidemill.data.event_times import column_times
 from tidemill.data.intervals import IntervalSet
 from tidemill.data.source import SplitReader
-from tidemill.data.sources.maxcompute.faults import is_transient, pause_s, shown
+from tidemill.data.sources.maxcompute.faults import is_transient, shown
 from tidemill.data.sources.maxcompute.session import INIT, NORMAL, TableClient
+from tidemill.data.sources.outage import pause_s
 from tidemill.data.split import RawBatch, Run, SplitId, largest
 from tidemill.errors import DataError, DeadlineError, SchemaError, SourceChangedError
 from tidemill.logs import log

@@ -10,8 +10,9 @@ from typing import TypeVar
 
 from tidemill import logs
 from tidemill.clock import Clock
-from tidemill.data.sources.maxcompute.faults import is_transient, pause_s, shown
+from tidemill.data.sources.maxcompute.faults import is_transient, shown
 from tidemill.data.sources.maxcompute.session import INIT, NORMAL, Session, TableClient, TableColumns
+from tidemill.data.sources.outage import pause_s
 from tidemill.errors import DataError, DeadlineError, SourceChangedError
 from tidemill.logs import log
 

@@ -21,7 +21,8 @@ from odps.models import TableSchema
 from tidemill.clock import Clock
 from tidemill.config.odps_uri import OdpsTable
 from tidemill.data.sources.maxcompute.client import Connection
-from tidemill.data.sources.maxcompute.faults import is_transient, pause_s, shown
+from tidemill.data.sources.maxcompute.faults import is_transient, shown
+from tidemill.data.sources.outage import pause_s
 from tidemill.errors import DeadlineError, StorageError
 from tidemill.logs import log
 
