@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tests.data.kafka_topics import DEADLINE_S
+from tidemill.testing.child import tied
 
 PROGRAM = shutil.which("noida-db", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
 NOT_INSTALLED = "noida-db isn't installed (it is among the dev dependencies)"
@@ -32,7 +33,9 @@ class Noida:
         command = [PROGRAM, "start", "--data-dir", str(self._directory), "--only", "kafka", "--kafka-port", str(self._port)]
         log = (self._directory.parent / "noida.log").open("ab")
         with log:
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+            self._process = subprocess.Popen(
+                tied(command), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
         deadline = time.monotonic() + DEADLINE_S
         while True:
             try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 
 import tidemill
 from tidemill.errors import DeadlineError, TidemillError
+from tidemill.lineage.orchestrators import launch
 
 _START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 10.0
@@ -28,6 +30,14 @@ class Place:
     folder: Path
     log_path: Path
     address: Path
+
+
+def tied(command: Sequence[str]) -> list[str]:
+    """The command, as one whose process the kernel kills when the thread that started it is gone: a killed test leaves nothing.
+
+    The process's id and exit code are the command's own. Linux; elsewhere the process is on its own.
+    """
+    return [sys.executable, "-I", "-S", launch.__file__, str(os.getpid()), *command]
 
 
 class ChildProcess:

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tidemill.testing.child import tied
 from tidemill.testing.validating.trainer import TrainerSpec
 
 _POLL_S = 0.02
@@ -39,7 +40,7 @@ class TrainerRun:
                 operation = (dies_at or {}).get(rank, 0)
                 self.processes.append(
                     subprocess.Popen(
-                        [*command, str(rank), str(ranks), str(operation)],
+                        tied([*command, str(rank), str(ranks), str(operation)]),
                         stdout=log,
                         stderr=log,
                         stdin=subprocess.DEVNULL,
