@@ -8,10 +8,12 @@ import signal
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import tidemill
 from tidemill.errors import DeadlineError, TidemillError
@@ -102,6 +104,41 @@ class ChildProcess:
                 raise TidemillError(f"the {place.name} on {place.folder} did not start: {lines[-1]}")
             time.sleep(_POLL_S)
         raise DeadlineError(f"the {place.name} on {place.folder} was not ready within {_START_TIMEOUT_S:.0f} s")
+
+
+class ChildServer(ABC):
+    """A server on a folder that tests start, kill and start again. Ready when `start` returns; ends with the `with` block."""
+
+    def __init__(self, place: Place) -> None:
+        self._child = ChildProcess(place)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self.stop()
+
+    @property
+    def pid(self) -> int | None:
+        """None while it doesn't run."""
+        return self._child.pid
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start it unless it runs, on the same ports as before; returns when it is ready."""
+
+    def stop(self) -> None:
+        """End it in good order (SIGTERM); kill it if that takes too long."""
+        self._child.stop()
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash would end it."""
+        self._child.kill()
+
+    def restart(self) -> None:
+        """Start again on the same ports, after killing it if it still runs."""
+        self.kill()
+        self.start()
 
 
 def _read_address(path: Path) -> dict[str, Any]:

@@ -7,17 +7,16 @@ import os
 import socket
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import TracebackType
 
 from tidemill.errors import TidemillError
 from tidemill.testing.broker.server import ADDRESS_FILE, LOOPBACK
 from tidemill.testing.broker.state import BrokerOptions
-from tidemill.testing.child import ChildProcess, Place
+from tidemill.testing.child import ChildServer, Place
 
 _CONTROL_TIMEOUT_S = 10.0
 
 
-class DevelopmentBroker:
+class DevelopmentBroker(ChildServer):
     """A broker on a folder, in a process (and process group) of its own that ends with this one at the latest.
 
         with DevelopmentBroker(tmp_path) as broker:
@@ -47,14 +46,8 @@ class DevelopmentBroker:
             max_request_bytes=max_request_bytes,
             parent=os.getpid(),
         )
-        self._child = ChildProcess(Place("development broker", self.directory, self.log_path, self.directory / ADDRESS_FILE))
+        super().__init__(Place("development broker", self.directory, self.log_path, self.directory / ADDRESS_FILE))
         self.start()
-
-    def __enter__(self) -> DevelopmentBroker:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        self.stop()
 
     @property
     def bootstrap(self) -> str:
@@ -77,11 +70,6 @@ class DevelopmentBroker:
     def log_path(self) -> Path:
         return self.directory / "broker.log"
 
-    @property
-    def pid(self) -> int | None:
-        """None while no broker runs."""
-        return self._child.pid
-
     def start(self) -> None:
         """Start the broker unless it runs; returns when it is ready."""
         if self.pid is not None:
@@ -89,19 +77,6 @@ class DevelopmentBroker:
         arguments = {**asdict(self._options), "directory": str(self.directory)}
         address = self._child.start("tidemill.testing.broker", [json.dumps(arguments)])
         self._options = replace(self._options, port=address["port"], control_port=address["control_port"])
-
-    def stop(self) -> None:
-        """End the broker in good order (SIGTERM); kill it if that takes too long."""
-        self._child.stop()
-
-    def kill(self) -> None:
-        """SIGKILL, as a crash would end it."""
-        self._child.kill()
-
-    def restart(self) -> None:
-        """Start again on the same ports, after killing the broker if it still runs."""
-        self.kill()
-        self.start()
 
     def control(self, command: str) -> str:
         """Send one command to the control port and return its answer; raises TidemillError if it is refused.

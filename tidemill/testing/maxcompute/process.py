@@ -7,14 +7,13 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import pyarrow as pa
 
 from tidemill.errors import TidemillError
-from tidemill.testing.child import ChildProcess, Place
+from tidemill.testing.child import ChildServer, Place
 from tidemill.testing.maxcompute.documents import TableName
 from tidemill.testing.maxcompute.emulator import AHEAD_FILE
 from tidemill.testing.maxcompute.exchange import LoggedRequest
@@ -28,7 +27,7 @@ from tidemill.testing.maxcompute.virtual_clock import VirtualClock
 _CONTROL_TIMEOUT_S = 10.0
 
 
-class MaxComputeProcess:
+class MaxComputeProcess(ChildServer):
     """An emulator on a folder, in a process (and process group) of its own that ends with this one at the latest.
 
         with MaxComputeProcess(tmp_path) as emulator:
@@ -43,14 +42,8 @@ class MaxComputeProcess:
         self.folder = Path(folder).absolute()
         self.faults = Faults(lambda fault: self._send("POST", "faults", fault), lambda: self._send("DELETE", "faults"))
         self._port = port
-        self._child = ChildProcess(Place("MaxCompute emulator", self.folder, self.log_path, self.folder / ADDRESS_FILE))
+        super().__init__(Place("MaxCompute emulator", self.folder, self.log_path, self.folder / ADDRESS_FILE))
         self.start()
-
-    def __enter__(self) -> MaxComputeProcess:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        self.stop()
 
     @property
     def endpoint(self) -> str:
@@ -61,11 +54,6 @@ class MaxComputeProcess:
     def log_path(self) -> Path:
         return self.folder / ".emulator" / "emulator.log"
 
-    @property
-    def pid(self) -> int | None:
-        """None while no emulator runs."""
-        return self._child.pid
-
     def start(self) -> None:
         """Start the emulator unless it runs; returns when it is ready."""
         if self.pid is not None:
@@ -73,19 +61,6 @@ class MaxComputeProcess:
         arguments = [str(self.folder), str(self._port), str(os.getpid())]
         address = self._child.start("tidemill.testing.maxcompute", arguments)
         self._port = urlsplit(str(address["endpoint"])).port or 0
-
-    def stop(self) -> None:
-        """End the emulator in good order (SIGTERM); kill it if that takes too long."""
-        self._child.stop()
-
-    def kill(self) -> None:
-        """SIGKILL, as a crash would end it."""
-        self._child.kill()
-
-    def restart(self) -> None:
-        """Start again on the same port, after killing the emulator if it still runs."""
-        self.kill()
-        self.start()
 
     def add_table(
         self,
