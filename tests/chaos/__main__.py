@@ -15,7 +15,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from tests.chaos import row_stories, stories
+from tests.chaos import cycle_main, row_stories, stories
+from tests.chaos.cycle_faults import FAULTS
 from tests.e2e.stream import small_base
 from tidemill.testing.broker import DevelopmentBroker
 
@@ -27,16 +28,24 @@ SIMULATED = 1000
 def main() -> int:
     """Exit code 0 if every story ended as it must."""
     parser = argparse.ArgumentParser(prog="scripts/chaos", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=10.0, help="no story begins after that")
+    parser.add_argument("--minutes", type=float, help="no story begins after that (default: 10; with --cycle: each fault once)")
     parser.add_argument("--seed", type=int, default=0, help="of the first stories; the next ones count on")
-    parser.add_argument("--only", choices=["simulation", "stream", *row_stories.KINDS], help="stories of one kind")
+    parser.add_argument("--cycle", action="store_true", help="stories of the daily cycle instead: three days and one fault each")
+    kinds = ["simulation", "stream", *row_stories.KINDS]
+    parser.add_argument("--only", choices=[*kinds, *FAULTS], help="stories of one kind; with --cycle: of one fault")
     options = parser.parse_args()
+    if options.only is not None and (options.only in FAULTS) != options.cycle:
+        parser.error(
+            f"--only {options.only} is {'a story of the cycle: add' if options.only in FAULTS else 'not a fault of'} --cycle"
+        )
+    if options.cycle:
+        return cycle_main.run(options.seed, options.minutes, options.only)
     simulated = _simulate(options.seed) if options.only in (None, "simulation") else {"broken": []}
     if options.only == "simulation":
         print(json.dumps(simulated))
         return 1 if simulated["broken"] else 0
     folder = Path(tempfile.mkdtemp(prefix="tidemill-chaos-"))
-    until = time.monotonic() + 60 * options.minutes
+    until = time.monotonic() + 60 * (10.0 if options.minutes is None else options.minutes)
     figures: list[Any] = []
     broken: list[str] = []
     print("validating trainer: ", row_stories.head(), "real trainer: ", stories.head(), sep="\n", flush=True)
