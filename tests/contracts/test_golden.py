@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import pkgutil
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from tests.contracts.examples import EXAMPLES
 from tidemill import contracts
 from tidemill.contracts import layout
 from tidemill.contracts.base import Document
+from tidemill.contracts.checkpoint import CheckpointManifest
 from tidemill.errors import CorruptError
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -56,6 +58,22 @@ def test_every_version_can_be_read(example: Document):
     for version in range(1, cls.schema_version + 1):
         read = cls.parse(golden_file(cls, version).read_bytes(), where="golden")
         assert version < cls.schema_version or read == example
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.schema_name)
+def test_the_digest_of_every_version_is_that_of_its_bytes(example: Document):
+    """A snapshot names its checkpoint by the digest that it had when it was exported, and a later version must know it again."""
+    cls = type(example)
+    for version in range(1, cls.schema_version + 1):
+        data = golden_file(cls, version).read_bytes()
+        read = cls.parse(data, where="golden")
+        assert read.digest() == read.model_copy().digest() == hashlib.sha256(data).hexdigest()
+
+
+def test_a_changed_copy_of_an_older_version_has_a_digest_of_its_own():
+    read = CheckpointManifest.parse(golden_file(CheckpointManifest, 1).read_bytes(), where="golden")
+    changed = read.model_copy(update={"examples": read.examples + 1})
+    assert changed.digest() == hashlib.sha256(changed.to_bytes()).hexdigest() != read.digest()
 
 
 @pytest.mark.parametrize(

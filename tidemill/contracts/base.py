@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self
 
 import orjson
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
 
 from tidemill.errors import CorruptError
 
@@ -31,6 +31,9 @@ class Document(BaseModel):
     sealed_from: ClassVar[int | None] = None
     """The first version whose documents are sealed; None: they aren't."""
 
+    _stored_digest: str | None = PrivateAttr(default=None)
+    """Of the bytes that an older version was read from: what others wrote down of it then is that, and not our form's."""
+
     @classmethod
     def schema_id(cls) -> str:
         return f"tidemill.{cls.schema_name}/{cls.schema_version}"
@@ -41,8 +44,8 @@ class Document(BaseModel):
         return canonical(body if self.sealed_from is None else {**body, _SEAL: _seal(body)})
 
     def digest(self) -> str:
-        """SHA-256 of the canonical bytes, in hex."""
-        return hashlib.sha256(self.to_bytes()).hexdigest()
+        """SHA-256 of the canonical bytes, in hex; of a document of an older version, of the bytes as they lie in the store."""
+        return self._stored_digest or hashlib.sha256(self.to_bytes()).hexdigest()
 
     @classmethod
     def parse(cls, data: bytes, *, where: str) -> Self:
@@ -62,11 +65,21 @@ class Document(BaseModel):
             body = cls.upgrades[step](body)
         try:
             # Strings to numbers and the like would hide a torn or foreign document.
-            return cls.model_validate_json(orjson.dumps(body), strict=True)
+            document = cls.model_validate_json(orjson.dumps(body), strict=True)
         except ValidationError as error:
             first = error.errors()[0]
             key = ".".join(str(part) for part in first["loc"])
             raise CorruptError(f"{where}: {key}: {first['msg']}") from None
+        if int(version) < cls.schema_version:
+            document._stored_digest = hashlib.sha256(data).hexdigest()
+        return document
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy; a changed one isn't the stored document any more."""
+        copy = super().model_copy(update=update, deep=deep)
+        if update:
+            copy._stored_digest = None
+        return copy
 
 
 class Part(BaseModel):
