@@ -14,7 +14,7 @@ from tests.chaos.cycle_process import write_number
 from tests.chaos.cycle_world import SERVERS, TOLERANCE_S, CycleWorld
 from tests.e2e.workshop import kill
 from tidemill.contracts import layout
-from tidemill.jobs.ledger import read_steps
+from tidemill.jobs.ledger import TrainedRun, read_steps
 from tidemill.storage.open import open_storage
 
 OUTAGE_S = 30.0
@@ -57,15 +57,33 @@ class Switch:
         """The moment at which the successor has begun to catch up."""
         self.world.wait_until(lambda: bool(self.world.stream(self.new).progress()), f"{self.new} to report", pause_s=_LOOK_S)
 
-    def await_step(self, date: str, after: float) -> float:
-        """Wait for a stream's first step after a moment; when that was. A stream that has retired makes none."""
+    def await_step(self, date: str, since: float) -> float:
+        """Wait for a stream's first step after a moment; when that was."""
 
         def steps() -> list[float]:
-            trained = read_steps(open_storage(self.world.root / layout.lineage(date)))
-            return [entry.at for entry in trained if entry.at > after]
+            return [entry.at for entry in self._trained(date) if entry.at > since]
 
-        self.world.wait_until(lambda: bool(steps()) or self.world.is_retired(date), f"a step of {date}")
-        return min(steps(), default=time.time())
+        self.world.wait_until(lambda: bool(steps()), f"a step of {date}")
+        return min(steps())
+
+    def runs(self, date: str) -> set[str]:
+        """A stream's runs so far."""
+        return {record.run_id for record in self.world.stream(date).records()}
+
+    def await_restart(self, date: str, known: set[str]) -> float:
+        """Wait for the first step of a stream's run that isn't known, or its retirement by one that is; when it was seen.
+
+        Not by the step's own time: the clock of its process may be off.
+        """
+        self.world.wait_until(
+            lambda: any(entry.run_id not in known for entry in self._trained(date)) or self.world.is_retired(date),
+            f"a step of {date} after its restart",
+        )
+        self.world.tell(f"{date} is back")
+        return time.time()
+
+    def _trained(self, date: str) -> list[TrainedRun]:
+        return read_steps(open_storage(self.world.root / layout.lineage(date)))
 
     def _has_mark(self) -> bool:
         return self.world.stream(self.old).progress().get("handover_mark") is not None
@@ -74,15 +92,18 @@ class Switch:
 def successor_killed(switch: Switch) -> Outage:
     """SIGKILL just after it reported that it has caught up."""
     switch.await_caught_up()
-    killed_at = switch.world.kill_trainers(switch.new)
-    return Outage(killed_at, switch.await_step(switch.new, time.time()))
+    return _killed(switch, switch.new)
 
 
 def predecessor_killed(switch: Switch) -> Outage:
     """SIGKILL while it waits for the switch that it has asked for."""
     switch.await_mark()
-    killed_at = switch.world.kill_trainers(switch.old)
-    return Outage(killed_at, switch.await_step(switch.old, time.time()))
+    return _killed(switch, switch.old)
+
+
+def _killed(switch: Switch, date: str) -> Outage:
+    known, killed_at = switch.runs(date), switch.world.kill_trainers(date)
+    return Outage(killed_at, switch.await_restart(date, known))
 
 
 def supervisor_killed(switch: Switch) -> Outage:
@@ -94,10 +115,10 @@ def supervisor_killed(switch: Switch) -> Outage:
     world.supervisor.send_signal(signal.SIGKILL)
     world.supervisor.wait(10.0)
     world.tell(f"SIGKILL to the supervisor, {'before' if before else 'after'} the deployment")
-    restarted_at = time.time()
+    # What orphans train meanwhile doesn't count.
+    known = switch.runs(switch.new)
     world.start_supervisor()
-    # What orphans train meanwhile is fenced: a step of a run that has begun since then counts.
-    return Outage(killed_at, _await_new_run(switch, switch.new, restarted_at))
+    return Outage(killed_at, switch.await_restart(switch.new, known))
 
 
 def deployer_failing(switch: Switch) -> None:
@@ -134,12 +155,16 @@ def broker_away(switch: Switch) -> Outage:
     return Outage(began_at, switch.await_step(switch.new, back_at))
 
 
-def clock_off(switch: Switch) -> None:
-    """One process's clock jumps by ten minutes."""
-    parts = [f"train-lineages-{switch.old}", f"train-lineages-{switch.new}", f"serve-{SERVERS[0]}"]
-    part, shift = switch.rng.choice(parts), float(switch.rng.choice([-CLOCK_OFF_S, CLOCK_OFF_S]))
+def clock_off(switch: Switch) -> Outage | None:
+    """One process's clock jumps by ten minutes; a trainer's may also be that of the machine on which it is started again."""
+    trainers = {f"train-lineages-{date}": date for date in (switch.old, switch.new)}
+    part, shift = str(switch.rng.choice([*trainers, f"serve-{SERVERS[0]}"])), float(switch.rng.choice([-CLOCK_OFF_S, CLOCK_OFF_S]))
+    dies = part in trainers and switch.rng.random() < 0.5
+    if dies:
+        switch.await_first_report()
     write_number(switch.world.folder / f"clock-{part}", shift)
     switch.world.tell(f"the clock of {part} is {shift:+.0f} s off")
+    return _killed(switch, trainers[part]) if dies else None
 
 
 def server_restarted(switch: Switch) -> None:
@@ -154,19 +179,6 @@ def server_restarted(switch: Switch) -> None:
         kill(world.servers[name])
         world.tell(f"SIGKILL to server {name}")
     world.start_server(name)
-
-
-def _await_new_run(switch: Switch, date: str, since: float) -> float:
-    """Wait for the first step of a stream's run that began after a moment, if the stream hasn't retired meanwhile."""
-    world = switch.world
-
-    def steps() -> list[float]:
-        runs = {record.run_id for record in world.stream(date).records() if record.started_at > since}
-        trained = read_steps(open_storage(world.root / layout.lineage(date)))
-        return [entry.at for entry in trained if entry.run_id in runs]
-
-    world.wait_until(lambda: bool(steps()), f"a step of {date} after the restart")
-    return min(steps())
 
 
 FAULTS: dict[str, Callable[[Switch], Outage | None]] = {

@@ -32,7 +32,8 @@ _AFTER_S = 12.0
 class CycleFigures:
     """What one story came to. Ages in seconds: `age_s` with the outage's share, `beyond_s` without, `bound_s` what it may be.
 
-    `retried`: requests that another server had to answer; `wrong`: answers of a lineage that isn't the one to be served;
+    `load`: factor of the bound; `retried`: requests that another server had to answer; `wrong`: answers of a lineage that isn't the
+    one to be served;
     `different`: rows and dense weights that are served otherwise than trained; `story`: what happened when.
     """
 
@@ -66,8 +67,7 @@ def play(fault: str, seed: int, folder: Path, broker: DevelopmentBroker) -> Cycl
     """One story. Raises AssertionError with the story and the processes' last words if something happens that never may."""
     rng = np.random.default_rng([seed, list(FAULTS).index(fault)])
     day = int(rng.integers(1, len(DATES)))
-    # Others' work on this machine slows ours: the bound is that of a quiet one times what is there before the story begins.
-    began_at, load = time.time(), max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+    began_at, load = time.time(), _crowding()
     world = CycleWorld(folder, broker, Topic(broker, name=f"cycle-{folder.name}"), DATES[int(rng.integers(1, len(DATES)))])
     world.tell(f"{fault}, seed {seed}, at the hand-over to {DATES[day]}; {world.two_ranks} has two ranks")
     with world:
@@ -82,6 +82,15 @@ def play(fault: str, seed: int, folder: Path, broker: DevelopmentBroker) -> Cycl
             return _figures(world, clients, outage, (fault, seed, day, time.time() - began_at, load))
         except (AssertionError, TimeoutError) as error:
             raise AssertionError("\n".join([*world.told, str(error), world.logs()])) from error
+
+
+def _crowding() -> float:
+    """How many others' threads there are for each core before a story begins, at least 1: by so much its age may be higher."""
+    running = []
+    for _ in range(20):
+        running.append(int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0]))
+        time.sleep(0.1)
+    return max(1.0, float(np.mean(running)) / (os.cpu_count() or 1))
 
 
 def _hand_over(world: CycleWorld, number: int, fault: str | None, rng: np.random.Generator) -> Outage | None:
