@@ -12,14 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.checkpoint.ranks import Ranks, assert_tables_of
+from tests.checkpoint.ranks import Ranks, ShortWaits, assert_tables_of
 from tidemill.checkpoint.best import best_step
-from tidemill.checkpoint.discovery import latest_checkpoint, read_checkpoint
+from tidemill.checkpoint.discovery import CHECKPOINTS, latest_checkpoint, read_checkpoint
 from tidemill.checkpoint.leases import LEASE_S, reading
 from tidemill.checkpoint.retention import UNFINISHED_S, prune, sweep, to_delete
 from tidemill.contracts import layout
 from tidemill.contracts.layout import CheckpointName
 from tidemill.errors import CheckpointError
+from tidemill.storage.backends import local
 from tidemill.storage.backends.local import LocalStorage
 from tidemill.testing.faulty_storage import FaultyStorage
 
@@ -313,6 +314,63 @@ def test_what_died_is_swept_by_the_next_run_even_if_all_checkpoints_stay(storage
     assert {under_way, "model.ckpt-best/x"} <= left, "not ours to judge"
     assert (old.exists(), new.exists()) == (False, True)
     assert steps_left(storage) >= {"model.ckpt-1", "model.ckpt-3", "model.ckpt-4"}
+
+
+def age(root, seconds):
+    """Everything below was last touched so long ago."""
+    for path in [*root.rglob("*")]:
+        os.utime(path, (time.time() - seconds,) * 2)
+
+
+def test_old_empty_folders_of_checkpoints_are_swept_and_no_others(storage, tmp_path):
+    """What retention and kills have left; not what a live writer has just made, nor anything that holds a file."""
+    save_all(storage, [1, 2, 3], keep=1)
+    emptied = [tmp_path / f"model.ckpt-{step}" for step in (1, 2)]
+    killed, held, other = (tmp_path / name for name in ("model.ckpt-7", "model.ckpt-8", "runs"))
+    for folder in (killed, held, other):
+        (folder / "00000001" / "000001").mkdir(parents=True)
+    (killed / "00000001" / "000001" / ".tmp-dead").write_bytes(b"half")
+    (held / "00000001" / "mine").write_bytes(b"x")
+    outside = tmp_path.parent / f"{tmp_path.name}-outside"
+    outside.mkdir()
+    (tmp_path / "model.ckpt-9").symlink_to(outside)
+    age(tmp_path, 2 * UNFINISHED_S)
+    live = [tmp_path / "model.ckpt-10" / "00000002", tmp_path / "model.ckpt-11"]
+    for folder in live:
+        folder.mkdir(parents=True)
+    (tmp_path / "model.ckpt-12").mkdir()
+    writing = tmp_path / "model.ckpt-12" / ".tmp-live"
+    writing.write_bytes(b"half")
+    os.utime(tmp_path / "model.ckpt-12", (0, 0))
+    assert all(folder.is_dir() for folder in emptied)
+    ranks = Ranks(storage, 2, term=2)
+    assert ranks.save(4)
+    ranks.wait()
+    ranks.close()
+    assert not any(folder.exists() for folder in [*emptied, killed])
+    assert all(folder.is_dir() for folder in (held / "00000001", other / "00000001" / "000001", outside, *live))
+    assert (tmp_path / "model.ckpt-9").is_symlink()
+    assert writing.read_bytes() == b"half"
+    assert_tables_of(storage, latest_checkpoint(storage)[1], 4)
+
+
+def test_an_empty_folder_that_vanishes_under_a_writer_costs_it_another_try(storage, tmp_path, monkeypatch):
+    """The sweep of one run meets the first write of another one, which slept for an hour where its folder was still empty."""
+    make, slept = local._make_folder, []
+
+    def make_and_sleep(folder):
+        make(folder)
+        if folder == tmp_path / layout.checkpoint_files(4, 1) and not slept:
+            age(tmp_path, 2 * UNFINISHED_S)
+            storage.sweep(time.time() - UNFINISHED_S, folders=CHECKPOINTS)
+            slept.append(folder.exists())
+
+    monkeypatch.setattr(local, "_make_folder", make_and_sleep)
+    ranks = Ranks(storage, clock=ShortWaits())
+    assert ranks.save(4)
+    ranks.close()
+    assert slept == [False]
+    assert_tables_of(storage, latest_checkpoint(storage)[1], 4)
 
 
 def test_nothing_is_swept_beside_a_damaged_checkpoint(storage):

@@ -21,6 +21,9 @@ from tidemill.storage.files import read_file
 
 log = logging.getLogger(__name__)
 
+CHECKPOINTS = "model.ckpt-"
+"""How the names of checkpoints' folders begin."""
+
 
 def latest_checkpoint(storage: Storage) -> tuple[str, CheckpointManifest] | None:
     """Key and manifest of the newest whole checkpoint of a folder, by (term, step, save); None if there is none.
@@ -57,7 +60,7 @@ def read_checkpoint(storage: Storage, step: int | None = None) -> tuple[str, Che
 
 def list_checkpoints(storage: Storage) -> dict[str, int]:
     """Size by key, of everything in the folders of checkpoints."""
-    return {info.key: info.size for info in storage.list("model.ckpt-")}
+    return {info.key: info.size for info in storage.list(CHECKPOINTS)}
 
 
 def checkpoint_keys(keys: Iterable[str]) -> dict[CheckpointName, str]:

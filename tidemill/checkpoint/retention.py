@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from tidemill.checkpoint.discovery import checkpoint_keys, list_checkpoints, whole_checkpoint
+from tidemill.checkpoint.discovery import CHECKPOINTS, checkpoint_keys, list_checkpoints, whole_checkpoint
 from tidemill.checkpoint.leases import condemn, forget
 from tidemill.contracts import layout
 from tidemill.contracts.checkpoint import CheckpointManifest
@@ -58,7 +58,8 @@ def sweep(storage: Storage, newest: str) -> None:
     """Delete what saves and writes that died have left; `newest`: key of a manifest that was just written. Once a run is enough.
 
     That is: files of checkpoints that were never committed, older than the newest whole one, if no checkpoint lists them; and, on a
-    local store, unfinished files that nobody has written to for an hour. A store that fails is logged.
+    local store, unfinished files that nobody has written to for an hour, and empty folders of checkpoints that are as old. A store
+    that fails is logged.
     """
     try:
         found = list_checkpoints(storage)
@@ -69,7 +70,7 @@ def sweep(storage: Storage, newest: str) -> None:
             torn = [at for at in sorted(files) if at not in manifests and at < max(whole)]
             _delete(storage, torn, manifests, files, _needed(whole, None))
         if isinstance(storage, LocalStorage):
-            storage.sweep(_modified_at(storage, newest) - UNFINISHED_S)
+            storage.sweep(_modified_at(storage, newest) - UNFINISHED_S, folders=CHECKPOINTS)
     except StorageError as error:
         log.warning("what dead runs left wasn't deleted: %s", error)
 

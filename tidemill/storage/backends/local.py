@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from tidemill.errors import AlreadyExistsError, NotFoundError, StorageError, UnsafeStoreError
 from tidemill.storage.base import TEMPORARY_PREFIX, Chunk, ObjectInfo, Storage, check_key, check_prefix
@@ -85,18 +87,20 @@ class LocalStorage(Storage):
     def local_path(self, key: str) -> Path:
         return self.root / check_key(key)
 
-    def sweep(self, before: float) -> int:
+    def sweep(self, before: float, *, folders: str | None = None) -> int:
         """Delete the files of writes that died; how many. `before`: those last written before then, by the store's clock.
 
-        A write under way touches its file all the time, so an hour ago is safe.
+        A write under way touches its file all the time, so an hour ago is safe. `folders`: also delete those below the root whose
+        names start with this, and those in them, that hold nothing, if nothing was put into or taken from them since `before`. A
+        write that finds its folder gone at this very moment fails, and makes it anew when it is tried again.
         """
         try:
-            left = [path for path in self.root.rglob(f"{TEMPORARY_PREFIX}*") if path.is_file() and path.stat().st_mtime < before]
-            for path in left:
-                path.unlink(missing_ok=True)
+            return sum(
+                _sweep(Path(entry), before, folders is not None and entry.name.startswith(folders)).files
+                for entry in _in(self.root)
+            )
         except OSError as error:
             raise _failure(error, TEMPORARY_PREFIX, self.url) from error
-        return len(left)
 
 
 @contextmanager
@@ -162,6 +166,51 @@ def _walk(folder: Path, parent: str, prefix: str) -> Iterator[ObjectInfo]:
             except FileNotFoundError:
                 continue
             yield ObjectInfo(key, stat.st_size, stat.st_mtime)
+
+
+class _Swept(NamedTuple):
+    """What became of a path: whether it is gone, and how many files of dead writes went."""
+
+    gone: bool
+    files: int
+
+
+def _sweep(path: Path, before: float, folders: bool) -> _Swept:
+    """Delete what is old and unfinished at or below `path`; with `folders` also folders that are old and empty."""
+    try:
+        # Taken first: what goes from a folder changes its time.
+        status = path.lstat()
+        old = status.st_mtime < before
+        if not stat.S_ISDIR(status.st_mode):
+            died = old and stat.S_ISREG(status.st_mode) and path.name.startswith(TEMPORARY_PREFIX)
+            if died:
+                path.unlink()
+            return _Swept(died, int(died))
+        swept = [_sweep(Path(entry), before, folders) for entry in _in(path)]
+        gone = folders and old and all(one.gone for one in swept) and _remove_if_empty(path)
+        return _Swept(gone, sum(one.files for one in swept))
+    except FileNotFoundError:
+        return _Swept(True, 0)
+
+
+def _remove_if_empty(folder: Path) -> bool:
+    try:
+        folder.rmdir()
+    except OSError as error:
+        # Somebody has just put something into it.
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        return False
+    return True
+
+
+def _in(folder: Path) -> list[os.DirEntry[str]]:
+    """What is in a folder; nothing if it isn't there."""
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except FileNotFoundError:
+        return []
 
 
 def _failure(error: OSError, key: str, url: str) -> StorageError:
