@@ -72,12 +72,14 @@ class CycleWorld:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.stack.close()
-        for pid in self._own_processes():
-            _signal(pid, signal.SIGKILL)
-        for process in [self.supervisor, *self.servers.values()]:
-            if process is not None:
-                kill(process)
+        try:
+            self.stack.close()
+        finally:
+            for pid in self._own_processes():
+                _signal(pid, signal.SIGKILL)
+            for process in [self.supervisor, *self.servers.values()]:
+                if process is not None:
+                    kill(process)
 
     @property
     def root(self) -> Path:
