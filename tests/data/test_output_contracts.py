@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tidemill import registry
+from tidemill.clock import ManualClock
 from tidemill.contracts import layout
 from tidemill.contracts.output import OutputManifest
 from tidemill.data.writers.csv import CsvOutput, CsvOutputConfig
@@ -24,6 +26,13 @@ from tidemill.testing.faulty_storage import FaultyStorage
 from tidemill.testing.output_contract import OutputContract, rows
 
 
+def age(folder: Path, seconds: float) -> None:
+    """Let hidden parts be as old as if the run that wrote them had been killed then."""
+    for path in (folder / "_temporary").rglob("*"):
+        at = path.stat().st_mtime - seconds
+        os.utime(path, (at, at))
+
+
 class FolderContract(OutputContract):
     atomic = False
     counts_operations = True
@@ -32,6 +41,7 @@ class FolderContract(OutputContract):
         self._faulty: FaultyStorage | None = None
 
     def storage(self, directory: Path) -> Storage:
+        age(directory / "out", 30 * 86400.0)
         return self._faulty or LocalStorage(directory / "out")
 
     def encoded(self, data: pa.Buffer, key: str) -> pa.Table:
@@ -65,7 +75,9 @@ class FolderContract(OutputContract):
 
 class TestParquet(FolderContract):
     def make(self, directory: Path, *, overwrite: bool = False) -> Output:
-        return ParquetOutput(OutputConfig(path="unused", overwrite=overwrite), self.storage(directory), part_bytes=200)
+        return ParquetOutput(
+            OutputConfig(path="unused", overwrite=overwrite), self.storage(directory), part_bytes=200, clock=ManualClock()
+        )
 
     def encoded(self, data: pa.Buffer, key: str) -> pa.Table:
         return pq.read_table(pa.BufferReader(data))
@@ -76,7 +88,7 @@ class TestCsv(FolderContract):
 
     def make(self, directory: Path, *, overwrite: bool = False) -> Output:
         config = CsvOutputConfig(path=f"unused/*.{self.suffix}", overwrite=overwrite)
-        return CsvOutput(config, self.storage(directory), part_bytes=200)
+        return CsvOutput(config, self.storage(directory), part_bytes=200, clock=ManualClock())
 
     def encoded(self, data: pa.Buffer, key: str) -> pa.Table:
         assert key.endswith(f".{self.suffix}")

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.csv
 
+from tidemill.clock import Clock
 from tidemill.contracts.output import OutputManifest
 from tidemill.data.writers.folder import PART_BYTES, Folder
 from tidemill.data.writers.output import Json, Output, OutputConfig
@@ -37,7 +38,9 @@ class CsvOutput(Output):
     kind = "csv"
     Config = CsvOutputConfig
 
-    def __init__(self, config: CsvOutputConfig, storage: Storage | None = None, *, part_bytes: int = PART_BYTES) -> None:
+    def __init__(
+        self, config: CsvOutputConfig, storage: Storage | None = None, *, part_bytes: int = PART_BYTES, clock: Clock | None = None
+    ) -> None:
         if len(config.delimiter) != 1 or not config.delimiter.isascii():
             raise ConfigError(f"CSV output: the delimiter must be one ASCII character, got {config.delimiter!r}")
         self._config = config
@@ -45,7 +48,9 @@ class CsvOutput(Output):
         self._compression = _COMPRESSION.get(suffix)
         storage = storage or open_storage(folder)
         self.place = storage.url
-        self._folder = Folder(storage, self.kind, suffix, self._encode, overwrite=config.overwrite, part_bytes=part_bytes)
+        self._folder = Folder(
+            storage, self.kind, suffix, self._encode, overwrite=config.overwrite, part_bytes=part_bytes, clock=clock
+        )
 
     def check(self, schema: pa.Schema | None) -> None:
         for field in schema or ():

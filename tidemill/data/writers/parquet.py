@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tidemill.clock import Clock
 from tidemill.contracts.output import OutputManifest
 from tidemill.data.writers.folder import PART_BYTES, Folder
 from tidemill.data.writers.output import Json, Output, OutputConfig
@@ -19,10 +20,14 @@ class ParquetOutput(Output):
 
     kind = "parquet"
 
-    def __init__(self, config: OutputConfig, storage: Storage | None = None, *, part_bytes: int = PART_BYTES) -> None:
+    def __init__(
+        self, config: OutputConfig, storage: Storage | None = None, *, part_bytes: int = PART_BYTES, clock: Clock | None = None
+    ) -> None:
         storage = storage or open_storage(config.path.removesuffix("/*.parquet"))
         self.place = storage.url
-        self._folder = Folder(storage, self.kind, "parquet", _encode, overwrite=config.overwrite, part_bytes=part_bytes)
+        self._folder = Folder(
+            storage, self.kind, "parquet", _encode, overwrite=config.overwrite, part_bytes=part_bytes, clock=clock
+        )
 
     def check(self, schema: pa.Schema | None) -> None:
         self._folder.check_free()
