@@ -14,14 +14,12 @@ def evaluate(
     pipeline_config_path: PipelineConfigPath = None,
     checkpoint_path: Annotated[
         str | None,
-        typer.Option("--checkpoint_path", "--checkpoint-path", help="Checkpoint, or folder of them; default: model_dir's newest."),
+        typer.Option("--checkpoint_path", help="Checkpoint, or folder of them; default: model_dir's newest."),
     ] = None,
-    eval_input_path: Annotated[
-        str | None, typer.Option("--eval_input_path", "--eval-input-path", help="Overrides eval_input_path.")
-    ] = None,
+    eval_input_path: Annotated[str | None, typer.Option("--eval_input_path", help="Overrides eval_input_path.")] = None,
     eval_result_filename: Annotated[
         str,
-        typer.Option("--eval_result_filename", "--eval-result-filename", help="File in model_dir that the result is appended to."),
+        typer.Option("--eval_result_filename", help="File in model_dir that the result is appended to."),
     ] = "eval_result.txt",
     edit_config_json: EditConfigJson = None,
 ) -> None:

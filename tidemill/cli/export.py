@@ -11,12 +11,12 @@ from tidemill.cli.options import PIPELINE, EditConfigJson, PipelineConfigPath, p
 
 def export(
     config: Annotated[str | None, PIPELINE] = None,
-    export_dir: Annotated[str, typer.Option("--export_dir", "--export-dir", help="Folder to export into.")] = ...,  # type: ignore[assignment]
+    export_dir: Annotated[str, typer.Option("--export_dir", help="Folder to export into.")] = ...,  # type: ignore[assignment]
     pipeline_config_path: PipelineConfigPath = None,
-    model_dir: Annotated[str | None, typer.Option("--model_dir", "--model-dir", help="Overrides model_dir.")] = None,
+    model_dir: Annotated[str | None, typer.Option("--model_dir", help="Overrides model_dir.")] = None,
     checkpoint_path: Annotated[
         str | None,
-        typer.Option("--checkpoint_path", "--checkpoint-path", help="Checkpoint, or folder of them; default: model_dir's newest."),
+        typer.Option("--checkpoint_path", help="Checkpoint, or folder of them; default: model_dir's newest."),
     ] = None,
     edit_config_json: EditConfigJson = None,
 ) -> None:

@@ -18,6 +18,7 @@ from tidemill.cli.evaluate import evaluate
 from tidemill.cli.export import export
 from tidemill.cli.inspect import inspect
 from tidemill.cli.maxcompute_emulator import maxcompute_emulator
+from tidemill.cli.options import EITHER_SPELLING, hyphens
 from tidemill.cli.predict import predict
 from tidemill.cli.serve import serve
 from tidemill.cli.trace import trace
@@ -27,14 +28,16 @@ from tidemill.errors import TidemillError
 
 app = typer.Typer(
     help="Online learning for recommendation models, from event stream to served model.",
+    epilog=EITHER_SPELLING,
+    context_settings={"token_normalize_func": hyphens},
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-app.command()(train)
-app.command("eval")(evaluate)
-app.command()(export)
-app.command()(predict)
+app.command(epilog=EITHER_SPELLING)(train)
+app.command("eval", epilog=EITHER_SPELLING)(evaluate)
+app.command(epilog=EITHER_SPELLING)(export)
+app.command(epilog=EITHER_SPELLING)(predict)
 app.command()(serve)
 app.command()(broker)
 app.command()(maxcompute_emulator)

@@ -1,4 +1,4 @@
-"""Options that several commands share, under tzrec's names; hyphens may stand for underscores."""
+"""Options that several commands share, under tzrec's names, and how options are spelt."""
 
 from __future__ import annotations
 
@@ -12,17 +12,24 @@ PIPELINE = typer.Argument(metavar="CONFIG", help="Pipeline config: YAML, JSON or
 
 PipelineConfigPath = Annotated[
     str | None,
-    typer.Option("--pipeline_config_path", "--pipeline-config-path", help="The same as CONFIG.", show_default=False),
+    typer.Option("--pipeline_config_path", help="The same as CONFIG.", show_default=False),
 ]
 EditConfigJson = Annotated[
     str | None,
     typer.Option(
         "--edit_config_json",
-        "--edit-config-json",
         help='Changes to the config, applied last: {"train_config.num_steps": 100}.',
         show_default=False,
     ),
 ]
+
+
+EITHER_SPELLING = "Options may be written with hyphens or underscores: --model-dir is --model_dir."
+
+
+def hyphens(option: str) -> str:
+    """The one spelling by which options are told apart; help shows the one that they are declared with."""
+    return option.replace("_", "-")
 
 
 def pipeline_path(argument: str | None, option: str | None) -> str:

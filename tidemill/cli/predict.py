@@ -11,25 +11,20 @@ from tidemill.errors import ConfigError
 
 ModelPath = Annotated[
     str | None,
-    typer.Option(
-        "--scripted_model_path", "--scripted-model-path", help="Snapshot's or lineage's folder; its newest release scores."
-    ),
+    typer.Option("--scripted_model_path", help="Snapshot's or lineage's folder; its newest release scores."),
 ]
 CheckpointPath = Annotated[
     str | None,
-    typer.Option("--checkpoint_path", "--checkpoint-path", help="Checkpoint, or folder of them; default: model_dir's newest."),
+    typer.Option("--checkpoint_path", help="Checkpoint, or folder of them; default: model_dir's newest."),
 ]
 InputPath = Annotated[
     str | None,
-    typer.Option(
-        "--predict_input_path", "--predict-input-path", help="Rows to score: Parquet or CSV files (paths, globs), or odps://."
-    ),
+    typer.Option("--predict_input_path", help="Rows to score: Parquet or CSV files (paths, globs), or odps://."),
 ]
 OutputPath = Annotated[
     str | None,
     typer.Option(
         "--predict_output_path",
-        "--predict-output-path",
         help="Where scores go: FOLDER (Parquet), FOLDER/*.csv (.csv.gz, .csv.zst), odps:// or kafka://.",
     ),
 ]
@@ -37,24 +32,16 @@ ReservedColumns = Annotated[
     str,
     typer.Option(
         "--reserved_columns",
-        "--reserved-columns",
         help="Input columns to keep, by commas; ALL_COLUMNS; ALL_EFFECTIVE_COLUMNS: those that features read.",
     ),
 ]
-OutputColumns = Annotated[
-    str, typer.Option("--output_columns", "--output-columns", help="Outputs of the model to keep, by commas; default: all.")
-]
-BatchSize = Annotated[int | None, typer.Option("--batch_size", "--batch-size", min=1, help="Rows scored at once.")]
+OutputColumns = Annotated[str, typer.Option("--output_columns", help="Outputs of the model to keep, by commas; default: all.")]
+BatchSize = Annotated[int | None, typer.Option("--batch_size", min=1, help="Rows scored at once.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the rows that the folder or partition holds.")]
-DatasetType = Annotated[
-    str | None, typer.Option("--dataset_type", "--dataset-type", help="Kind of input: CsvDataset, ...; default: by its path.")
-]
-WriterType = Annotated[
-    str | None, typer.Option("--writer_type", "--writer-type", help="Kind of output: CsvWriter, ...; default: by its path.")
-]
-CsvHeader = Annotated[
-    bool | None, typer.Option("--csv_header/--no_csv_header", "--csv-header/--no-csv-header", help="CSV begins with names.")
-]
+DatasetType = Annotated[str | None, typer.Option("--dataset_type", help="Kind of input: CsvDataset, ...; default: by its path.")]
+WriterType = Annotated[str | None, typer.Option("--writer_type", help="Kind of output: CsvWriter, ...; default: by its path.")]
+CsvHeader = Annotated[bool, typer.Option("--csv_header", help="CSV files begin with names.")]
+NoCsvHeader = Annotated[bool, typer.Option("--no_csv_header", help="They don't. Default: as the config says; in output they do.")]
 
 
 def predict(
@@ -70,12 +57,15 @@ def predict(
     overwrite: Overwrite = False,
     dataset_type: DatasetType = None,
     writer_type: WriterType = None,
-    csv_header: CsvHeader = None,
+    csv_header: CsvHeader = False,
+    no_csv_header: NoCsvHeader = False,
     edit_config_json: EditConfigJson = None,
 ) -> None:
     """Score a table, with a snapshot and its releases as a server would, or with a checkpoint of a config."""
     if not predict_input_path or not predict_output_path:
         raise ConfigError("name the rows and where the scores go: --predict_input_path FILES --predict_output_path FOLDER")
+    if csv_header and no_csv_header:
+        raise ConfigError("--csv_header and --no_csv_header: give one of them")
     given = bool(config or pipeline_config_path)
     path = pipeline_path(config, pipeline_config_path) if given or not scripted_model_path else None
 
@@ -95,7 +85,7 @@ def predict(
             overwrite=overwrite,
             dataset_type=dataset_type,
             writer_type=writer_type,
-            csv_header=csv_header,
+            csv_header=csv_header if csv_header or no_csv_header else None,
         )
     )
     if written is not None:  # rank 0 speaks for all

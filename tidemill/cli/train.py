@@ -12,19 +12,15 @@ from tidemill.cli.options import PIPELINE, EditConfigJson, PipelineConfigPath, p
 def train(
     config: Annotated[str | None, PIPELINE] = None,
     pipeline_config_path: PipelineConfigPath = None,
-    model_dir: Annotated[str | None, typer.Option("--model_dir", "--model-dir", help="Overrides model_dir.")] = None,
-    train_input_path: Annotated[
-        str | None, typer.Option("--train_input_path", "--train-input-path", help="Overrides train_input_path.")
-    ] = None,
-    eval_input_path: Annotated[
-        str | None, typer.Option("--eval_input_path", "--eval-input-path", help="Overrides eval_input_path.")
-    ] = None,
+    model_dir: Annotated[str | None, typer.Option("--model_dir", help="Overrides model_dir.")] = None,
+    train_input_path: Annotated[str | None, typer.Option("--train_input_path", help="Overrides train_input_path.")] = None,
+    eval_input_path: Annotated[str | None, typer.Option("--eval_input_path", help="Overrides eval_input_path.")] = None,
     continue_train: Annotated[
-        bool, typer.Option("--continue_train", "--continue-train", help="Go on from the newest checkpoint in model_dir, if any.")
+        bool, typer.Option("--continue_train", help="Go on from the newest checkpoint in model_dir, if any.")
     ] = False,
     fine_tune_checkpoint: Annotated[
         str | None,
-        typer.Option("--fine_tune_checkpoint", "--fine-tune-checkpoint", help="Checkpoint, or folder of them, to start from."),
+        typer.Option("--fine_tune_checkpoint", help="Checkpoint, or folder of them, to start from."),
     ] = None,
     edit_config_json: EditConfigJson = None,
 ) -> None:
