@@ -15,6 +15,7 @@ from tidemill.checkpoint.discovery import (
     read_arrays_of,
     read_checkpoint,
     read_dataloader_state,
+    read_pipeline,
     read_rank_states,
 )
 from tidemill.checkpoint.restore import read_table, restore_tables
@@ -151,16 +152,82 @@ def test_a_checkpoint_below_a_folder_named_like_one_is_no_trouble(tmp_path):
     assert latest_checkpoint(LocalStorage(tmp_path)) is None
 
 
-def test_a_flipped_byte_anywhere_is_found_and_its_file_named(storage):
-    manifest = saved(storage, 5, 2)
+def flip(storage, key):
+    data = bytearray(storage.read(key))
+    data[-1] ^= 1
+    storage.write(key, bytes(data))
+
+
+def test_a_flipped_bit_anywhere_is_found_its_file_and_the_newest_whole_one_before_it_named(storage):
+    """DCL 9.14: over each kind of file; an older one that is damaged too is passed over."""
+    for step in (3, 4, 5):
+        manifest = saved(storage, step, 2, pipeline="model_dir: x")
+    flip(storage, read_checkpoint(storage, 4)[1].files["dense_optimizer"].key)
+    lost = ", ".join(layout.checkpoint_manifest(step, 1) for step in (5, 4))
     for entry in manifest.all_files:
-        if entry is manifest.files["pipeline"]:
-            continue
-        faulty = FaultyStorage(storage)
-        faulty.flip_byte(entry.key, entry.size - 1)
+        before = storage.read(entry.key)
+        flip(storage, entry.key)
         with pytest.raises(CorruptError) as caught:
-            _read_all(faulty, manifest)
-        assert entry.key in str(caught.value)
+            _read_all(storage, manifest)
+        storage.write(entry.key, before)
+        text = str(caught.value)
+        assert entry.key in text
+        assert f"{storage.url}/model.ckpt-3: give it as --checkpoint_path" in text
+        assert text.count("before it that is whole") == 1
+        assert "train_config.fine_tune_checkpoint" in text
+        assert f"move {lost} out" in text
+    _read_all(storage, manifest)
+
+
+def test_what_the_error_advises_works(storage, tmp_path):
+    for step in (4, 5):
+        manifest = saved(storage, step)
+    flip(storage, manifest.files["dense"].key)
+    with pytest.raises(CorruptError, match=r"move model\.ckpt-5/manifest-00000001\.json out of the folder"):
+        read_arrays_of(storage, manifest, "dense")
+    (tmp_path / layout.checkpoint_manifest(5, 1)).rename(tmp_path / "aside.json")
+    _, older = latest_checkpoint(storage)
+    assert older.step == 4
+    assert_tables_of(storage, older, 4)
+    assert_tables_of(storage, saved(storage, 5, term=2), 5)
+
+
+def test_without_an_older_whole_one_the_error_says_so(storage):
+    """Neither a newer one, nor another save at the same step that a path couldn't name, is offered."""
+    ranks = Ranks(storage)
+    assert all(ranks.save(step) for step in (5, 5, 6))
+    ranks.close()
+    manifest = read_checkpoint(storage, 5)[1]
+    flip(storage, manifest.files["dense"].key)
+    with pytest.raises(CorruptError, match=r"no checkpoint before it in file:.* is whole: put the damaged file back"):
+        read_arrays_of(storage, manifest, "dense")
+
+
+def test_of_a_damaged_one_below_a_newer_one_no_manifest_is_to_be_moved(storage):
+    for step in (4, 5, 6):
+        saved(storage, step)
+    manifest = read_checkpoint(storage, 5)[1]
+    flip(storage, manifest.files["dense"].key)
+    with pytest.raises(CorruptError, match=r"model\.ckpt-4: give it") as caught:
+        read_arrays_of(storage, manifest, "dense")
+    assert "move" not in str(caught.value)
+
+
+def test_a_step_whose_manifest_is_damaged_is_refused_with_the_newest_whole_one_before_it(storage):
+    for step in (4, 5):
+        saved(storage, step)
+    storage.write(layout.checkpoint_manifest(5, 1), b"{ torn")
+    with pytest.raises(CheckpointError, match=r"of step 5 .*model\.ckpt-4: give it as --checkpoint_path"):
+        read_checkpoint(storage, 5)
+
+
+def test_a_store_that_fails_while_older_ones_are_looked_for_leaves_the_error_as_it_is(storage):
+    manifest = saved(storage, 5)
+    flip(storage, manifest.files["dense"].key)
+    faulty = FaultyStorage(storage)
+    faulty.fail_at(2)
+    with pytest.raises(CorruptError, match=r"dense\.safetensors.*can't be told"):
+        read_arrays_of(faulty, manifest, "dense")
 
 
 def test_a_changed_digit_in_the_dataloader_state_is_found(storage):
@@ -178,6 +245,7 @@ def _read_all(storage, manifest):
     read_arrays_of(storage, manifest, "dense_optimizer")
     read_dataloader_state(storage, manifest)
     read_rank_states(storage, manifest)
+    read_pipeline(storage, manifest)
 
 
 def test_a_model_that_does_not_fit_is_refused_by_name(storage):

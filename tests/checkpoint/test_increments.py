@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.checkpoint.line import Line, assert_restores, trained
-from tests.checkpoint.ranks import TABLES
+from tests.checkpoint.ranks import TABLES, empty_shards
 from tidemill.checkpoint.discovery import checkpoint_keys, latest_checkpoint, list_checkpoints, read_checkpoint, whole_checkpoint
-from tidemill.checkpoint.restore import read_table
+from tidemill.checkpoint.restore import read_table, restore_tables
 from tidemill.contracts import layout
 from tidemill.contracts.checkpoint import CheckpointManifest
-from tidemill.errors import FencedError
+from tidemill.errors import CorruptError, FencedError
 from tidemill.lineage.terms import open_term
 from tidemill.storage.backends.local import LocalStorage
 from tidemill.testing.faulty_storage import FaultyStorage, SimulatedCrash
@@ -201,6 +201,23 @@ def test_a_damaged_file_of_the_chain_is_found_by_the_fold(storage):
     line.close()
     assert newest(storage).increments == 1
     assert_restores(faulty, newest(storage), 2)
+
+
+def test_a_checkpoint_that_shares_the_damaged_file_of_a_chain_is_not_offered(storage, tmp_path):
+    """DCL 9.14: all increments of a chain list its full shards."""
+    line = Line(storage, fold_after=9)
+    line.train_and_save(3)
+    line.close()
+    manifest = newest(storage)
+    assert manifest.increments == 2
+    for number, offered in ((0, "no checkpoint before it"), (-1, "model.ckpt-2: give it")):
+        path = tmp_path / manifest.table_files[number].file.key
+        data = path.read_bytes()
+        path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+        with pytest.raises(CorruptError, match=offered) as caught:
+            restore_tables(storage, manifest, empty_shards(0, 1), tables=TABLES)
+        assert manifest.table_files[number].file.key in str(caught.value)
+        path.write_bytes(data)
 
 
 def story(storage, world_size: int) -> None:

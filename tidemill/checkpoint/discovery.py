@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -12,12 +12,14 @@ import numpy as np
 from tidemill import logs
 from tidemill.contracts import layout
 from tidemill.contracts.checkpoint import CheckpointManifest, RankState
+from tidemill.contracts.files import FileEntry
 from tidemill.contracts.layout import CheckpointName
 from tidemill.contracts.progress import DataloaderState
-from tidemill.errors import CheckpointError, CorruptError, NotFoundError
+from tidemill.errors import CheckpointError, CorruptError, NotFoundError, StorageError
 from tidemill.storage.arrays import read_arrays
 from tidemill.storage.base import Storage
-from tidemill.storage.files import read_file
+from tidemill.storage.commit import view
+from tidemill.storage.files import read_file, require_bytes
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +56,8 @@ def read_checkpoint(storage: Storage, step: int | None = None) -> tuple[str, Che
         newest = _newest_whole(storage, {at: key for at, key in checkpoint_keys(found).items() if at.step == step}, found)
     if newest is None:
         of_step = "" if step is None else f" of step {step}"
-        raise CheckpointError(f"{storage.url}: no whole checkpoint{of_step} (model.ckpt-N/manifest-*.json)")
+        older = "" if step is None else _older_than_lost(storage, step)
+        raise CheckpointError(f"{storage.url}: no whole checkpoint{of_step} (model.ckpt-N/manifest-*.json){older}")
     return newest
 
 
@@ -94,7 +97,14 @@ def read_arrays_of(storage: Storage, manifest: CheckpointManifest, name: str) ->
     entry = manifest.files.get(name)
     if entry is None:
         raise CheckpointError(f"{storage.url}: step {manifest.step} has no {name} file")
-    return read_arrays(storage, entry.key, sha256=entry.sha256, size=entry.size)
+    with naming_older(storage, manifest):
+        return read_arrays(storage, entry.key, sha256=entry.sha256, size=entry.size)
+
+
+def read_pipeline(storage: Storage, manifest: CheckpointManifest) -> str:
+    """The config that it was trained with (YAML); checked against its hash."""
+    with naming_older(storage, manifest):
+        return read_file(storage, manifest.files["pipeline"]).decode()
 
 
 def read_dataloader_state(storage: Storage, manifest: CheckpointManifest) -> DataloaderState:
@@ -102,12 +112,14 @@ def read_dataloader_state(storage: Storage, manifest: CheckpointManifest) -> Dat
     entry = manifest.files.get("dataloader_state")
     if entry is None:
         raise CheckpointError(f"{storage.url}: step {manifest.step} has no dataloader_state file")
-    return DataloaderState.parse(read_file(storage, entry), where=f"{storage.url}/{entry.key}")
+    with naming_older(storage, manifest):
+        return DataloaderState.parse(read_file(storage, entry), where=f"{storage.url}/{entry.key}")
 
 
 def read_rank_states(storage: Storage, manifest: CheckpointManifest) -> list[dict[str, dict[str, Any]]]:
     """Each saving rank's state by owner, in rank order, as `Stateful.state` gave it."""
-    return [_rank_state(storage, state) for state in sorted(manifest.rank_states, key=lambda state: state.rank)]
+    with naming_older(storage, manifest):
+        return [_rank_state(storage, state) for state in sorted(manifest.rank_states, key=lambda state: state.rank)]
 
 
 def _rank_state(storage: Storage, state: RankState) -> dict[str, dict[str, Any]]:
@@ -118,6 +130,84 @@ def _rank_state(storage: Storage, state: RankState) -> dict[str, dict[str, Any]]
             owner, _, key = name.partition("/")
             owners.setdefault(owner, {})[key] = array
     return owners
+
+
+@contextmanager
+def naming_older(storage: Storage, manifest: CheckpointManifest) -> Iterator[None]:
+    """Adds to a CorruptError of the block which older checkpoint of the folder is whole, or that none is, and what to do.
+
+    An error that no damaged file of this checkpoint explains is raised as it is. Reads the files of this one, and of older ones
+    until one is whole: about as long as restoring takes, on the way to an error only.
+    """
+    try:
+        yield
+    except CorruptError as error:
+        try:
+            contents = _Contents(storage)
+            advice = "" if contents.are_whole(manifest) else _advice(contents, (manifest.term, manifest.step), manifest.nonce)
+        except StorageError as failure:
+            advice = f"; which older checkpoint is whole can't be told: {failure}"
+        if not advice:
+            raise
+        raise CorruptError(f"{error}{advice}") from error
+
+
+class _Contents:
+    """Compares files with their hashes, each once: checkpoints of a chain share files."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+        self._whole: dict[FileEntry, bool] = {}
+
+    def are_whole(self, manifest: CheckpointManifest) -> bool:
+        return not any(self._whole.get(entry) is False for entry in manifest.all_files) and all(
+            self._is_whole(entry) for entry in manifest.all_files
+        )
+
+    def _is_whole(self, entry: FileEntry) -> bool:
+        if entry not in self._whole:
+            try:
+                require_bytes(view(self.storage, entry.key), entry, where=entry.key)
+                self._whole[entry] = True
+            except (CorruptError, NotFoundError):
+                self._whole[entry] = False
+        return self._whole[entry]
+
+
+def _advice(contents: _Contents, at: tuple[int, int], nonce: str | None = None) -> str:
+    """How to go on without the damaged checkpoint of a term and step; `nonce`: its manifest's, if that can be read."""
+    storage = contents.storage
+    found = list_checkpoints(storage)
+    manifests = checkpoint_keys(found)
+    lost: list[str] = []
+    lost_steps = {at[1]}
+    for name in sorted((name for name in manifests if name[:2] <= at), reverse=True):
+        older = whole_checkpoint(storage, manifests[name], found)
+        # A path names a step, and so the newest one of that.
+        if older is not None and name.step not in lost_steps and older.nonce != nonce and contents.are_whole(older):
+            is_newest = max(manifests)[:2] <= at
+            return _how_to_take(storage, older.step, lost if is_newest else [])
+        lost.append(manifests[name])
+        lost_steps.add(name.step)
+    return (
+        f"; no checkpoint before it in {storage.url} is whole: put the damaged file back from a copy, or begin again in an empty"
+        " model_dir"
+    )
+
+
+def _how_to_take(storage: Storage, step: int, lost: Collection[str]) -> str:
+    """`lost`: manifests that stand in the way of going on from the step in the same folder."""
+    in_place = f"; to go on from it here, move {', '.join(lost)} out of the folder and train with --continue_train" if lost else ""
+    return (
+        f"; the newest checkpoint before it that is whole, all its bytes compared, is {storage.url}/{layout.checkpoint(step)}:"
+        f" give it as --checkpoint_path, or train in an empty model_dir with it as train_config.fine_tune_checkpoint{in_place}"
+    )
+
+
+def _older_than_lost(storage: Storage, step: int) -> str:
+    """What `read_checkpoint` adds if there are manifests of a step, but none of a whole checkpoint."""
+    of_step = [name for name in checkpoint_keys(list_checkpoints(storage)) if name.step == step]
+    return f", the log says how it is damaged{_advice(_Contents(storage), max(of_step)[:2])}" if of_step else ""
 
 
 def _newest_whole(

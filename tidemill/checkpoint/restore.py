@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from tidemill.checkpoint.chain import overlapping
-from tidemill.checkpoint.discovery import read_arrays_of
+from tidemill.checkpoint.discovery import naming_older, read_arrays_of
 from tidemill.contracts.checkpoint import CheckpointManifest
 from tidemill.contracts.files import TableSpec
 from tidemill.distributed.sharding import LocalShard
@@ -28,7 +28,8 @@ def restore_tables(
     """Fill live shards with the checkpoint's rows, and their optimizer state. Every file is checked against its hash.
 
     `tables`: all tables of the model, if a table whose number of rows has shrunk is to be refused too. Raises CheckpointError
-    naming the table if tables or optimizer aren't the checkpoint's, CorruptError naming the file if its bytes have changed.
+    naming the table if tables or optimizer aren't the checkpoint's, CorruptError naming the file if its bytes have changed, and
+    the newest older checkpoint that is whole.
     """
     specs = {spec.name: spec for spec in manifest.tables}
     for table in tables:
@@ -36,14 +37,10 @@ def restore_tables(
         if spec is not None and spec.num_embeddings != table.num_embeddings:
             sizes = f"{spec.num_embeddings} rows in the checkpoint, {table.num_embeddings} in the model"
             raise CheckpointError(f"{storage.url}: table {table.name!r} has {sizes}")
-    for shard in shards:
-        _require_fitting(storage, manifest, specs.get(shard.table), shard)
-        weights = overlapping(storage, manifest.table_files, shard.table, shard.row_start, shard.row_stop)
-        _fill(storage, shard, "weight", shard.weight, weights)
-        if optimizer and shard.optimizer:
-            states = overlapping(storage, manifest.optimizer_files, shard.table, shard.row_start, shard.row_stop)
-            for name, live in shard.optimizer.items():
-                _fill(storage, shard, name, live, states)
+    with naming_older(storage, manifest):
+        for shard in shards:
+            _require_fitting(storage, manifest, specs.get(shard.table), shard)
+            _fill_shard(storage, manifest, shard, optimizer=optimizer)
 
 
 def read_table(storage: Storage, manifest: CheckpointManifest, table: str, tensor: str = "weight") -> np.ndarray:
@@ -52,7 +49,8 @@ def read_table(storage: Storage, manifest: CheckpointManifest, table: str, tenso
     if spec is None:
         raise CheckpointError(f"{storage.url}: step {manifest.step} has no table {table!r}")
     files = manifest.table_files if tensor == "weight" else manifest.optimizer_files
-    return assemble(overlapping(storage, files, table, 0, spec.num_embeddings), table, tensor, 0, spec.num_embeddings)
+    with naming_older(storage, manifest):
+        return assemble(overlapping(storage, files, table, 0, spec.num_embeddings), table, tensor, 0, spec.num_embeddings)
 
 
 def dense_tensors(storage: Storage, manifest: CheckpointManifest, file: str = "dense") -> dict[str, torch.Tensor]:
@@ -69,6 +67,15 @@ def _require_fitting(storage: Storage, manifest: CheckpointManifest, spec: Table
             f"{storage.url}: table {shard.table!r} is {spec.num_embeddings} x {spec.embedding_dim} in the checkpoint,"
             f" the model wants rows to {shard.row_stop} x {shard.weight.shape[1]}"
         )
+
+
+def _fill_shard(storage: Storage, manifest: CheckpointManifest, shard: LocalShard, *, optimizer: bool) -> None:
+    weights = overlapping(storage, manifest.table_files, shard.table, shard.row_start, shard.row_stop)
+    _fill(storage, shard, "weight", shard.weight, weights)
+    if optimizer and shard.optimizer:
+        states = overlapping(storage, manifest.optimizer_files, shard.table, shard.row_start, shard.row_stop)
+        for name, live in shard.optimizer.items():
+            _fill(storage, shard, name, live, states)
 
 
 def _fill(storage: Storage, shard: LocalShard, tensor: str, live: torch.Tensor, saved: Sequence[TableShard]) -> None:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from tidemill.cadence import StopReason
 from tidemill.checkpoint.best import best_step
-from tidemill.checkpoint.discovery import checkpoint_keys, list_checkpoints
+from tidemill.checkpoint.discovery import checkpoint_keys, list_checkpoints, naming_older
 from tidemill.checkpoint.leases import held_checkpoint
 from tidemill.config.pipeline import PipelineConfig
 from tidemill.contracts import layout
@@ -108,7 +108,8 @@ def _export(config: PipelineConfig, export_dir: str, source: Storage, manifest: 
         verify=_score_as_served,
     )
     target = open_storage(export_dir)
-    export_snapshot(checkpoint, target, model, features, options)
+    with naming_older(source, manifest):
+        export_snapshot(checkpoint, target, model, features, options)
 
 
 def _boundary(config: PipelineConfig, source: Storage) -> float | None:

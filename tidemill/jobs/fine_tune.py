@@ -8,7 +8,7 @@ from dataclasses import replace
 import fsspec
 
 from tidemill import logs
-from tidemill.checkpoint.discovery import read_arrays_of
+from tidemill.checkpoint.discovery import read_arrays_of, read_pipeline
 from tidemill.checkpoint.fine_tune import Coverage, Shapes, cover, parse_parameter_map
 from tidemill.checkpoint.restore import dense_tensors, restore_tables
 from tidemill.config.load import load_pipeline
@@ -19,7 +19,6 @@ from tidemill.jobs.learner import DENSE, Learner
 from tidemill.logs import log
 from tidemill.registry import component_config
 from tidemill.storage.base import Storage
-from tidemill.storage.files import read_file
 
 SPARSE_OPTIMIZER, DENSE_OPTIMIZER = "sparse_optimizer", "dense_optimizer"
 _MOST_NAMED = 20
@@ -73,7 +72,7 @@ def _take(learner: Learner, storage: Storage, manifest: CheckpointManifest, cove
 
 def _other_optimizers(storage: Storage, manifest: CheckpointManifest, config: TrainConfig) -> set[str]:
     """Which optimizers are of another kind than those that the checkpoint was trained with: their state means something else."""
-    text = read_file(storage, manifest.files["pipeline"]).decode()
+    text = read_pipeline(storage, manifest)
     try:
         before = load_pipeline(text, component_config, format="yaml", environ={}).config.train_config
     except ConfigError as error:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from tidemill.cadence import Stateful
-from tidemill.checkpoint.discovery import read_dataloader_state, read_rank_states
+from tidemill.checkpoint.discovery import read_dataloader_state, read_pipeline, read_rank_states
 from tidemill.config.compare import Verdict, compare
 from tidemill.config.load import load_pipeline
 from tidemill.config.pipeline import PipelineConfig
@@ -24,7 +24,6 @@ from tidemill.jobs.positions import Saved
 from tidemill.jobs.run import Run
 from tidemill.registry import component_config
 from tidemill.storage.base import Storage
-from tidemill.storage.files import read_file
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +76,7 @@ def check_config(storage: Storage, manifest: CheckpointManifest, config: Pipelin
 
     Raises ConfigError that names what has changed, if the line can't go on under this config.
     """
-    text = read_file(storage, manifest.files["pipeline"]).decode()
+    text = read_pipeline(storage, manifest)
     try:
         before = load_pipeline(text, component_config, format="yaml", environ={}).config
     except ConfigError as error:
