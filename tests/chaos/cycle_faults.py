@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tests.chaos.cycle_age import Outage
-from tests.chaos.cycle_process import write_number
+from tests.chaos.cycle_process import read_number, write_number
 from tests.chaos.cycle_world import SERVERS, TOLERANCE_S, CycleWorld
 from tests.e2e.workshop import kill
 from tidemill.contracts import layout
@@ -124,9 +124,11 @@ def supervisor_killed(switch: Switch) -> Outage:
 def deployer_failing(switch: Switch) -> None:
     """It fails twice with all that it tries, and then the answer to its success is lost."""
     # Each of the two is tried five times.
-    write_number(switch.world.folder / "deployer-fails", 11)
+    fails = switch.world.folder / "deployer-fails"
+    write_number(fails, 11)
     switch.world.tell("the deployer will fail twice")
     switch.await_deployed()
+    assert read_number(fails) == 0
 
 
 def folder_slow(switch: Switch) -> Outage:

@@ -38,18 +38,23 @@ def part_of(arguments: Sequence[str]) -> str:
 def main() -> None:
     folder, arguments = Path(os.environ[STORY]), sys.argv[1:]
     part = part_of(arguments)
-    ranks = _number(folder / f"ranks-{part}")
+    ranks = read_number(folder / f"ranks-{part}")
     if ranks > 1 and "RANK" not in os.environ:
         torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks:g}", "-m", __spec__.name]
         os.execv(sys.executable, [sys.executable, *torchrun, *arguments])
-    time.time = lambda: _real_time() + _number(folder / f"clock-{part}")
-    _slow_down(folder)
+    arrange(folder, part)
     from tidemill.cli.main import main as tidemill
 
     tidemill()
 
 
-def _number(path: Path) -> float:
+def arrange(folder: Path, part: str) -> None:
+    """From now on, this process's clock and local store do what the story's files say."""
+    time.time = lambda: _real_time() + read_number(folder / f"clock-{part}")
+    _arrange_store(folder)
+
+
+def read_number(path: Path) -> float:
     """What a file says; 0 if it isn't there. Files take their place whole."""
     try:
         return float(path.read_text())
@@ -57,8 +62,7 @@ def _number(path: Path) -> float:
         return 0.0
 
 
-def _slow_down(folder: Path) -> None:
-    """Every operation of the local store asks what the story does to it."""
+def _arrange_store(folder: Path) -> None:
     from tidemill.contracts import layout
     from tidemill.errors import StorageError
     from tidemill.storage.backends.local import LocalStorage
@@ -68,7 +72,7 @@ def _slow_down(folder: Path) -> None:
     def wait(path: str) -> None:
         for slow in folder.glob("slow-*"):
             if f"/{layout.lineage(slow.name.removeprefix('slow-'))}" in path:
-                until = time.monotonic() + _number(slow)
+                until = time.monotonic() + read_number(slow)
                 while time.monotonic() < until and slow.exists():
                     time.sleep(0.05)
 
@@ -83,7 +87,7 @@ def _slow_down(folder: Path) -> None:
 
     def failing_create(storage: LocalStorage, key: str, *chunks: bytes) -> None:
         fails = folder / "deployer-fails"
-        left = _number(fails) if layout.deployment_number(key) is not None else 0
+        left = read_number(fails) if layout.deployment_number(key) is not None else 0
         if left:
             write_number(fails, left - 1)
         if left <= 1:

@@ -142,7 +142,14 @@ class CycleWorld:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", STORY: str(self.folder)}
         with (self.folder / f"{name}.log").open("ab") as output:
             return subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=environment,
+                # So that all find this very package, and the tests.
+                cwd=Path(__file__).parents[2],
+                start_new_session=True,
             )
 
     def _own_processes(self) -> list[int]:

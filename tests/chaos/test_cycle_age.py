@@ -6,7 +6,6 @@ import pytest
 
 from tests.chaos.cycle_age import EventClock, Outage, ages, wrong_lineages
 from tests.chaos.cycle_clients import Answer
-from tests.chaos.cycle_process import part_of
 
 FIRST, SECOND = "lineages/20260303", "lineages/20260304"
 CLOCK = EventClock(began_at=1000.0, first=0.0, speed=4.0)
@@ -46,10 +45,3 @@ def test_the_age_of_what_is_served(at: float, outage: Outage | None, beyond_s: f
 )
 def test_one_lineage_is_served(answers: list[Answer], told: list[str]) -> None:
     assert wrong_lineages(answers, {FIRST: 1.0, SECOND: 4.0}, {FIRST: 7.0}) == told
-
-
-def test_every_process_of_a_story_knows_its_part() -> None:
-    assert part_of(["cycle", "run", "cycle.yaml"]) == "cycle"
-    assert part_of(["serve", "root", "--port=0", "--server-name=a"]) == "serve-a"
-    assert part_of(["train", "--model_dir=/x/root/lineages/20260303", "--continue_train"]) == "train-lineages-20260303"
-    assert part_of(["export", "--model_dir=/x/root/daily/20260303"]) == "export-daily-20260303"
