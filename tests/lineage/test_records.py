@@ -42,8 +42,13 @@ def recorder(storage: LocalStorage) -> Iterator[Recorders]:
     """Makes recorders whose heartbeat doesn't come by itself, and ends their threads."""
     made: list[RunRecorder] = []
 
-    def make(run_id: str = "r1", heartbeat_s: float = 1000.0, on: FaultyStorage | LocalStorage | None = None) -> RunRecorder:
-        start = RunStart(run_id, "train_stream", date="20240102", term=3, boundary=86400.0)
+    def make(
+        run_id: str = "r1",
+        heartbeat_s: float = 1000.0,
+        on: FaultyStorage | LocalStorage | None = None,
+        term: int | None = 3,
+    ) -> RunRecorder:
+        start = RunStart(run_id, "train_stream", date="20240102", term=term, boundary=86400.0)
         made.append(RunRecorder(on or storage, start, heartbeat_s=heartbeat_s, clock=ManualClock()))
         return made[-1]
 
@@ -164,6 +169,14 @@ def test_runs_of_a_folder_are_listed_oldest_first_and_torn_records_left_out(
     storage.write("runs/r1/deeper/record.json", b"{}")
     assert [record.run_id for record in run_records(storage)] == ["r1", "r2"]
     assert [record.run_id for record in run_records(LocalStorage(tmp_path), prefix="lineages/20240102")] == ["r1", "r2"]
+
+
+def test_a_run_whose_clock_is_behind_comes_after_the_one_that_it_follows(storage: LocalStorage, recorder: Recorders) -> None:
+    """D8: never by comparing the clocks of two machines. The newest run's heartbeat tells whether a lineage is alive."""
+    for run_id, term in (("20240102T100000", 1), ("20240102T110000", None), ("20240102T120000", 3), ("20240102T115000", 4)):
+        recorder(run_id, term=term)
+    recorder("20240102T095000", term=2)
+    assert [record.term for record in run_records(storage)] == [1, 2, None, 3, 4]
 
 
 class TestLineage:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from operator import itemgetter
 from typing import Any
 
 from tidemill.cadence import ENDINGS, StopReason
@@ -170,7 +171,11 @@ def record_key(run_id: str) -> str:
 
 
 def run_records(storage: Storage, *, prefix: str = "") -> list[RunRecord]:
-    """All runs of a folder (`prefix` inside the store), oldest first; a record that can't be read is logged and left out."""
+    """All runs of a folder (`prefix` inside the store), oldest first; a record that can't be read is logged and left out.
+
+    Runs that have a term are in the order of their terms: by their names, a run on a machine whose clock is behind would come
+    before the one that it follows.
+    """
     folder = f"{prefix}/runs/" if prefix else "runs/"
     records = []
     for info in storage.list(folder):
@@ -182,7 +187,15 @@ def run_records(storage: Storage, *, prefix: str = "") -> list[RunRecord]:
             continue
         except CorruptError as error:
             log.warning("a run's record is left out: %s", error)
-    return sorted(records, key=lambda record: record.run_id)
+    return _in_order(records)
+
+
+def _in_order(records: list[RunRecord]) -> list[RunRecord]:
+    """By term; runs without one keep their places by name."""
+    by_name = sorted(records, key=lambda record: record.run_id)
+    with_term = [(record.term, record) for record in by_name if record.term is not None]
+    by_term = iter([record for _, record in sorted(with_term, key=itemgetter(0))])
+    return [record if record.term is None else next(by_term) for record in by_name]
 
 
 @dataclass(frozen=True, slots=True)
