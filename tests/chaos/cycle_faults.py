@@ -158,15 +158,19 @@ def broker_away(switch: Switch) -> Outage:
 
 
 def clock_off(switch: Switch) -> Outage | None:
-    """One process's clock jumps by ten minutes; a trainer's may also be that of the machine on which it is started again."""
-    trainers = {f"train-lineages-{date}": date for date in (switch.old, switch.new)}
-    part, shift = str(switch.rng.choice([*trainers, f"serve-{SERVERS[0]}"])), float(switch.rng.choice([-CLOCK_OFF_S, CLOCK_OFF_S]))
-    dies = part in trainers and switch.rng.random() < 0.5
+    """One process's clock jumps by ten minutes; the successor's may also be that of a machine on which it is started again."""
+    part = str(switch.rng.choice([_trainer(switch.old), _trainer(switch.new), f"serve-{SERVERS[0]}"]))
+    shift = float(switch.rng.choice([-CLOCK_OFF_S, CLOCK_OFF_S]))
+    dies = part == _trainer(switch.new) and switch.rng.random() < 0.5
     if dies:
         switch.await_first_report()
     write_number(switch.world.folder / f"clock-{part}", shift)
     switch.world.tell(f"the clock of {part} is {shift:+.0f} s off")
-    return _killed(switch, trainers[part]) if dies else None
+    return _killed(switch, switch.new) if dies else None
+
+
+def _trainer(date: str) -> str:
+    return f"train-lineages-{date}"
 
 
 def server_restarted(switch: Switch) -> None:

@@ -24,6 +24,8 @@ from tidemill.storage.open import open_storage
 from tidemill.testing.broker import DevelopmentBroker
 
 _AGE_S = PUBLISH_S + POLL_S + 10.0
+_NOBODY_DIES = ("deployer_failing", "broker_away", "clock_off", "server_restarted")
+"""Faults that leave every predecessor alive: nobody may take one for dead."""
 _AFTER_S = 12.0
 """How long the clients go on once the last fault and the last hand-over are over."""
 
@@ -33,8 +35,8 @@ class CycleFigures:
     """What one story came to. Ages in seconds: `age_s` with the outage's share, `beyond_s` without, `bound_s` what it may be.
 
     `load`: factor of the bound; `retried`: requests that another server had to answer; `wrong`: answers of a lineage that isn't the
-    one to be served;
-    `different`: rows and dense weights that are served otherwise than trained; `story`: what happened when.
+    one to be served, and what the supervisor got wrong; `different`: rows and dense weights that are served otherwise than trained;
+    `story`: what happened when.
     """
 
     fault: str
@@ -123,6 +125,8 @@ def _figures(world: CycleWorld, clients: Clients, outage: Outage | None, told: t
     deployments = world.deployments()
     retired_at = {layout.lineage(date): (world.root / layout.lineage(date) / "lineage.json").stat().st_mtime for date in DATES[:-1]}
     wrong = wrong_lineages(clients.answers, {entry.lineage: at for entry, at in reversed(deployments)}, retired_at)
+    if fault in _NOBODY_DIES:
+        wrong += [line for line in (world.folder / "supervisor.log").read_text().splitlines() if "predecessor is dead" in line]
     found = ages(clients.answers, world.watermarks(), world.clock, outage, _AGE_S * load)
     ledgers = [*(_table(world, date) for date in DATES), world.stream(DATES[-1]).ledger()]
     retired = [world.stream(date).retired_ledger() for date in DATES[:-1]]
