@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -21,6 +23,8 @@ from tidemill.testing.broker import DevelopmentBroker
 
 def run(seed: int, minutes: float | None, only: str | None) -> int:
     """Exit code 0 if every story ended as it must. `minutes`: go on with the next seeds; no story begins after that."""
+    # Whoever ends this ends what it has started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     folder = Path(tempfile.mkdtemp(prefix="tidemill-cycle-"))
     until = None if minutes is None else time.monotonic() + 60 * minutes
     figures: list[CycleFigures] = []
