@@ -370,6 +370,8 @@ def test_a_deployment_that_could_not_be_made_is_on_record_and_in_the_plan(tmp_pa
             recorder._stopping.set()
         (record,) = [record for record in run_records(root, prefix=layout.cycle(DAY2)) if record.kind == "deploy"]
         assert record.status == "failed"
+        # Until the new stream has a record of its own, the deployment waits for it.
+        eventually(lambda: cycle.plan(DAY2)[-1].state != "waiting")
         deploy_step = cycle.plan(DAY2)[-1]
         assert (deploy_step.state, "deploy of 20240102" in deploy_step.detail) == ("failed", True)
 
