@@ -115,12 +115,13 @@ class _Story:
     def finish(self) -> Verdict:
         """Train what is left."""
         storage = LocalStorage(self.folder)
-        if not self.scene.bounded and not (verdict := _judged(storage, self.scene)).lost:
-            # One more run could be asked to end before it listens.
-            return verdict
         self.runs += 1
+        before = self.scene.num_ids
         with TrainerRun(self.spec(), int(self.rng.integers(1, 4))) as run:
             if not self.scene.bounded:
+                with self.scene.going_on():
+                    # Rows that no earlier run can have trained: once they are, this run listens when it is asked to end.
+                    eventually(lambda: self.scene.num_ids > before, timeout_s=_WAIT_S, what="one row more")
                 eventually(
                     lambda: run.is_over or not _judged(storage, self.scene).lost, timeout_s=_WAIT_S, what="all rows", pause_s=0.3
                 )
