@@ -1,5 +1,7 @@
 """Where CSV records end: the scan agrees with Arrow's parser, whatever the text."""
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
@@ -95,4 +97,20 @@ ODD = st.sampled_from(["1\n", "1,2,3\n", '5" pipe,2\n', '"x"y"z,2\n', "1,2\r", "
 def test_words_and_bytes_agree(text, cut, is_end):
     """Plain records are scanned 64 bytes at once; `max_rows` has all scanned byte by byte."""
     data = text.encode()[:cut] if cut < 400 else text.encode()
-    assert scanned(data, is_end=is_end) == scanned(data, is_end=is_end, max_rows=len(data) + 1)
+    words, each = scanned(data, is_end=is_end), scanned(data, is_end=is_end, max_rows=len(data) + 1)
+    assert replace(words, may_be_empty=each.may_be_empty) == each
+    assert words.may_be_empty or not each.may_be_empty
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.lists(st.tuples(TEXTS, TEXTS, st.sampled_from(["\n", "\r\n", "\r"])), max_size=12))
+def test_an_empty_value_is_never_overlooked(rows):
+    data = "".join(f"{first},{second}{end}" for first, second, end in rows).encode()
+    is_there = any(value in ("", '""') for row in rows for value in row[:2])
+    for found in (scanned(data), scanned(data, max_rows=100)):
+        assert found.may_be_empty or not is_there
+
+
+def test_plain_rows_have_no_empty_value():
+    assert not scanned(b'"e1",2\r\n"a,b\nc",3\n' * 50).may_be_empty
+    assert scanned(b'"e1",2\n' * 50 + b'"e1",\n' + b'"e1",2\n' * 50).may_be_empty

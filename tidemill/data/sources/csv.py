@@ -65,7 +65,7 @@ class CsvConfig(Config):
 @dataclass(frozen=True, slots=True)
 class _Block:
     """Whole rows of a file. `first`: the number of the first; `line`: the line it begins on, from 1; `stop`: the offset of what
-    comes next in the text."""
+    comes next in the text; `may_be_empty`: whether a value may be."""
 
     text: memoryview
     first: int
@@ -73,6 +73,7 @@ class _Block:
     line: int
     stop: int
     next_line: int
+    may_be_empty: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,7 @@ class CsvSource(Source):
         self._config = config
         self._types = dict(types)
         self._delimiter = ord(config.delimiter)
+        self._conversion = _conversion(self._types)
         self._files = FileSet(config.paths, "CSV file", "*.csv")
 
     def discover(self) -> list[Split]:
@@ -157,7 +159,7 @@ class CsvSource(Source):
             self._check_scan(text.path, found, line, num_values, size=len(chunk), is_end=is_end)
             offset, next_line = offset + found.size, line + found.lines
             if found.rows:
-                yield _Block(chunk[: found.size], row, found.rows, line, offset, next_line)
+                yield _Block(chunk[: found.size], row, found.rows, line, offset, next_line, found.may_be_empty)
             row, line, kept = row + found.rows, next_line, chunk[found.size :]
             if is_end:
                 return
@@ -165,22 +167,24 @@ class CsvSource(Source):
     def parse(self, path: str, names: list[str], block: _Block) -> pa.Table:
         """A block's columns. Raises DataError naming line and column of a value that isn't of its type."""
         try:
-            table = self._arrow(block, names, self._types)
+            table = self._arrow(block, names, self._conversion)
         except pa.ArrowException as error:
             raise self._value_error(path, names, block, error) from None
         if table.num_rows != block.rows:
             raise DataError(f"{path}, line {block.line}: {table.num_rows} rows were read where {block.rows} were counted")
+        if not block.may_be_empty:
+            return table
         columns = [_empty_as_null(column) if pa.types.is_string(column.type) else column for column in table.columns]
         return pa.Table.from_arrays(columns, schema=table.schema)
 
-    def _arrow(self, block: _Block, names: list[str], types: Mapping[str, pa.DataType]) -> pa.Table:
+    def _arrow(self, block: _Block, names: list[str], conversion: pyarrow.csv.ConvertOptions) -> pa.Table:
         return pyarrow.csv.read_csv(
             pa.BufferReader(pa.py_buffer(block.text)),
             read_options=pyarrow.csv.ReadOptions(
                 column_names=names, use_threads=False, block_size=max(len(block.text) + 1, 1 << 16)
             ),
             parse_options=pyarrow.csv.ParseOptions(delimiter=self._config.delimiter, newlines_in_values=True),
-            convert_options=pyarrow.csv.ConvertOptions(include_columns=list(types), column_types=dict(types)),
+            convert_options=conversion,
         )
 
     def _read_through(self, file: FoundFile) -> Split:
@@ -215,7 +219,7 @@ class CsvSource(Source):
         block = _Block(start[: found.size], 0, 1, 1, 0, 1)
         plain = [str(number) for number in range(found.odd_values)]
         try:
-            row = self._arrow(block, plain, dict.fromkeys(plain, pa.string())).to_pylist()[0]
+            row = self._arrow(block, plain, _conversion(dict.fromkeys(plain, pa.string()))).to_pylist()[0]
         except pa.ArrowException as error:
             raise SchemaError(f"{text.path}, line 1: no header that can be read, which has to be UTF-8 text ({error})") from None
         names = [str(row[name]).strip() for name in plain]
@@ -239,7 +243,7 @@ class CsvSource(Source):
         """The error that names what Arrow couldn't convert."""
         for name, kind in self._types.items():
             try:
-                self._arrow(block, names, {name: kind})
+                self._arrow(block, names, _conversion({name: kind}))
             except pa.ArrowException as own:
                 match = _ARROW_COLUMN.match(str(own))
                 row = int(match[1]) - 1 if match and match[1] else 0
@@ -258,6 +262,10 @@ class CsvSource(Source):
                 raise ConfigError(f"CSV: column {name!r} is declared as {kind}, but a value is one text: declare STRING")
         if config.event_time_column and config.event_time_column not in types:
             raise ConfigError(f"the event time's column {config.event_time_column!r} isn't among the columns to read")
+
+
+def _conversion(types: Mapping[str, pa.DataType]) -> pyarrow.csv.ConvertOptions:
+    return pyarrow.csv.ConvertOptions(include_columns=list(types), column_types=dict(types))
 
 
 def _empty_as_null(column: pa.ChunkedArray) -> pa.ChunkedArray:

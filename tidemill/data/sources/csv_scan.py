@@ -41,6 +41,8 @@ class Scan:
     """line (from 0) on which the record begins that doesn't end in the text; -1: there is none"""
     in_quotes: bool
     """the text ends within quotes"""
+    may_be_empty: bool
+    """False: no value of these records is empty"""
 
 
 def scan(text: np.ndarray, delimiter: int, num_values: int, *, is_end: bool, max_rows: int = -1) -> Scan:
@@ -69,6 +71,7 @@ def _scan_bytes(text: np.ndarray, delimiter: int, num_values: int, is_end: bool,
     at, length = 0, len(text)
     begin, begin_line, values = 0, 0, 1
     at_value_start, in_quotes = True, False
+    may_be_empty = False
     while rows != max_rows:
         ended = False
         if at == length:
@@ -84,10 +87,12 @@ def _scan_bytes(text: np.ndarray, delimiter: int, num_values: int, is_end: bool,
                         at += 1
                     else:
                         in_quotes = False
+                        may_be_empty |= text[at - 2] == _QUOTE
                 elif char == _NEWLINE:
                     lines += 1
             elif char == delimiter:
                 values += 1
+                may_be_empty |= at_value_start
                 at_value_start = True
             elif char in (_NEWLINE, _RETURN):
                 if char == _RETURN and at == length and not is_end:
@@ -106,6 +111,7 @@ def _scan_bytes(text: np.ndarray, delimiter: int, num_values: int, is_end: bool,
                 pass
             else:
                 rows += 1
+                may_be_empty |= at_value_start
                 if values != num_values and odd_line < 0:
                     odd_line, odd_values = begin_line, values
             size, lines_done = at, lines
@@ -113,7 +119,7 @@ def _scan_bytes(text: np.ndarray, delimiter: int, num_values: int, is_end: bool,
             if at == length:
                 break
     open_line = begin_line if begin < length and rows != max_rows else -1
-    return rows, size, lines_done, odd_line, odd_values, open_line, in_quotes
+    return rows, size, lines_done, odd_line, odd_values, open_line, in_quotes, may_be_empty
 
 
 @_instruction
@@ -142,8 +148,9 @@ def _count(context: Any, bits: Any) -> tuple[Signature, Callable[..., Any]]:
 
 
 @_compiled
-def _scan_words(text: np.ndarray, start: int, delimiter: int, num_values: int) -> tuple[int, int, int, bool]:
-    """Rows, end and lines of the plain records from `start` on, where one begins; whether it went on as far as there are words."""
+def _scan_words(text: np.ndarray, start: int, delimiter: int, num_values: int) -> tuple[int, int, int, bool, bool]:
+    """Rows, end and lines of the plain records from `start` on, where one begins; whether it went on as far as there are words;
+    whether a value of them may be empty."""
     one, none = np.uint64(1), np.uint64(0)
     base, length = text.ctypes.data, len(text)
     rows, size, lines, lines_done, delimiters = 0, start, 0, 0, 0
@@ -151,10 +158,15 @@ def _scan_words(text: np.ndarray, start: int, delimiter: int, num_values: int) -
     quoted = none
     # 1 if a quoted value may begin with the word.
     before = one
+    # Characters that follow each other with an empty value between them, perhaps; and how the word before ended.
+    empty, after_break, after_quote = none, one, none
     for at in range(start, length - _WORD + 1, _WORD):
         word = base + at
         quotes, ends = _equal(word, np.uint8(_QUOTE)), _equal(word, np.uint8(_NEWLINE))
         separators, returns = _equal(word, np.uint8(delimiter)), _equal(word, np.uint8(_RETURN))
+        breaks = separators | ends
+        empty |= (breaks | returns) & ((breaks << one) | after_break) | quotes & ((quotes << one) | after_quote)
+        after_break, after_quote = breaks >> np.uint64(63), quotes >> np.uint64(63)
         inside = quotes
         for shift in (1, 2, 4, 8, 16, 32):
             inside ^= inside << np.uint64(shift)
@@ -162,7 +174,7 @@ def _scan_words(text: np.ndarray, start: int, delimiter: int, num_values: int) -
         # A quote within a value that isn't quoted means itself, and a doubled one closes and opens, which comes to the same.
         edges = separators | ends | quotes
         if quotes & inside & ~((edges << one) | before):
-            return rows, size, lines_done, False
+            return rows, size, lines_done, False, empty != none
         before = edges >> np.uint64(63)
         returns &= ~inside
         if returns:
@@ -170,7 +182,7 @@ def _scan_words(text: np.ndarray, start: int, delimiter: int, num_values: int) -
             if at + _WORD < length and text[at + _WORD] == _NEWLINE:
                 followed |= one << np.uint64(63)
             if returns & ~followed:
-                return rows, size, lines_done, False
+                return rows, size, lines_done, False, empty != none
         separators &= ~inside
         open_ends = ends & ~inside
         while open_ends:
@@ -181,7 +193,7 @@ def _scan_words(text: np.ndarray, start: int, delimiter: int, num_values: int) -
             is_blank = stop - size == 1 or (stop - size == 2 and text[size] == _RETURN)
             if not is_blank:
                 if delimiters != num_values - 1:
-                    return rows, size, lines_done, False
+                    return rows, size, lines_done, False, empty != none
                 rows += 1
             lines_done = lines + _count(ends & passed)
             size, delimiters = stop, 0
@@ -190,17 +202,19 @@ def _scan_words(text: np.ndarray, start: int, delimiter: int, num_values: int) -
         delimiters += _count(separators)
         lines += _count(ends)
         quoted = none - (inside >> np.uint64(63))
-    return rows, size, lines_done, True
+    return rows, size, lines_done, True, empty != none
 
 
 @_compiled
 def _scan(text: np.ndarray, delimiter: int, num_values: int, is_end: bool, max_rows: int) -> tuple[int | bool, ...]:
     rows, size, lines = 0, 0, 0
     odd_line, odd_values = -1, 0
+    may_be_empty = False
     while True:
         is_rest = True
         if max_rows < 0:
-            more, size, more_lines, is_rest = _scan_words(text, size, delimiter, num_values)
+            more, size, more_lines, is_rest, is_empty = _scan_words(text, size, delimiter, num_values)
+            may_be_empty |= is_empty
             rows, lines = rows + more, lines + more_lines
         # One record that isn't plain, or all that is left.
         found = _scan_bytes(text[size:], delimiter, num_values, is_end, max_rows if is_rest else 1)
@@ -208,5 +222,6 @@ def _scan(text: np.ndarray, delimiter: int, num_values: int, is_end: bool, max_r
             odd_line, odd_values = lines + found[3], found[4]
         open_line = lines + found[5] if found[5] >= 0 else -1
         rows, size, lines = rows + found[0], size + found[1], lines + found[2]
+        may_be_empty |= found[7]
         if is_rest or not found[0]:
-            return rows, size, lines, odd_line, odd_values, open_line, found[6]
+            return rows, size, lines, odd_line, odd_values, open_line, found[6], may_be_empty
