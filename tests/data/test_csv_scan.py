@@ -84,6 +84,17 @@ def test_stops_behind_so_many_rows():
     assert (found.rows, found.size, found.lines, found.open_line) == (2, 8, 2, -1)
 
 
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [(b'1,2\n"a"b,2\n', 1), (b'1,"2"\n"a""b",2\r\n', -1), (b'5" pipe,2\n', -1), (b'"a\n",2\n1,"2\n3,"4"\n', 2), (b'1,"2" \n', 0)],
+)
+@pytest.mark.parametrize("before", [b"", b"1,2\n" * 50, b'"' + b"x" * 60 + b'",2\n'])
+def test_tells_the_line_where_text_follows_a_closing_quote(text, line, before):
+    expected = line if line < 0 else line + before.count(b"\n")
+    for options in ({}, {"max_rows": 1000}):
+        assert scanned(before + text, **options).stray_line == expected
+
+
 VALUES = st.lists(st.sampled_from(["y", '""', ",", "\n", "\r\n", "long enough"]), max_size=8).map("".join)
 TEXTS = st.one_of(st.text("xyz", max_size=30), VALUES.map(lambda text: f'"{text}"'))
 PLAIN = st.tuples(TEXTS, TEXTS, st.sampled_from(["\n", "\n", "\r\n", "\n\n", "\r\n\r\n"])).map(

@@ -165,7 +165,9 @@ def test_a_quote_that_never_closes_names_its_line(tmp_path, monkeypatch):
 def test_missing_and_doubled_columns_are_named(tmp_path):
     (tmp_path / "a.csv").write_text("id,n\n")
     (tmp_path / "b.csv").write_text("id,m\n")
-    with pytest.raises(SchemaError, match=r"b\.csv: no column 'n'; it has id, m"):
+    with pytest.raises(
+        SchemaError, match=r"b\.csv, line 1: no column 'n'; it has 'id', 'm'; if this line is a row, set with_header: false"
+    ):
         source(tmp_path / "*.csv").discover()
     (tmp_path / "b.csv").write_text("id,n,n\n")
     (tmp_path / "c.csv").write_bytes("id,n\n".encode("utf-16"))
@@ -240,3 +242,143 @@ def test_reads_behind_urls(tmp_path):
         assert [row["n"] for row in rows(made, split, IntervalSet.of([(7, 23)]))] == list(range(7, 23))
     finally:
         files.rm("/csv-days", recursive=True)
+
+
+NAMED = {"header": False, "names": ("id", "n")}
+TEXTS = {"id": pa.string(), "n": pa.string()}
+
+
+@pytest.mark.parametrize("types", [TYPES, TEXTS])
+@pytest.mark.parametrize("header", ["id,n", '"id","n"', "\ufeffid,n", "\n\r\nID, N", "n,id"])
+def test_a_header_is_never_read_as_a_row(tmp_path, header, types):
+    """Also of columns that are all text, and in another order than `input_fields` has."""
+    (tmp_path / "a.csv").write_text(f"{header}\na,1\n", encoding="utf-8", newline="")
+    line = 3 if header.startswith("\n") else 1
+    with pytest.raises(SchemaError, match=rf"a\.csv, line {line}: the columns' names stand where .* set with_header: true"):
+        source(tmp_path / "a.csv", types=types, **NAMED).discover()
+
+
+def test_two_names_where_they_belong_are_a_header_and_one_is_a_value(tmp_path):
+    made = {"header": False, "names": ("id", "n", "kind", "color"), "types": {"kind": pa.string()}}
+    (tmp_path / "a.csv").write_text("id,number,kind,colour\na,1,b,c\n")
+    with pytest.raises(SchemaError, match=r"a\.csv, line 1: the columns' names stand"):
+        source(tmp_path / "a.csv", **made).discover()
+    (tmp_path / "a.csv").write_text("a,1,kind,id\n")
+    assert rows(source(tmp_path / "a.csv", **made)) == [{"kind": "kind"}]
+
+
+def test_the_first_row_is_never_taken_for_the_header(tmp_path):
+    (tmp_path / "a.csv").write_text("a,1\nb,2\n")
+    with pytest.raises(
+        SchemaError, match=r"a\.csv, line 1: no column 'id'; it has 'a', '1'; if this line is a row, set with_header"
+    ):
+        source(tmp_path / "a.csv").discover()
+
+
+@pytest.mark.parametrize(
+    ("header", "why"), [(True, r"line 1: no column 'id'; it has 'b', '2'"), (False, r"line 1: the columns' names")]
+)
+def test_the_one_file_of_a_list_that_differs_in_its_header_is_named(tmp_path, header, why):
+    (tmp_path / "a.csv").write_text("id,n\na,1\n" if header else "a,1\n")
+    (tmp_path / "b.csv").write_text("b,2\n" if header else "id,n\nb,2\n")
+    with pytest.raises(SchemaError, match=r"b\.csv, " + why):
+        source(tmp_path / "*.csv", header=header, names=("id", "n")).discover()
+
+
+def test_columns_in_another_order_are_found_by_name_or_told_by_type(tmp_path):
+    (tmp_path / "a.csv").write_text("n,id\n1,a\n")
+    assert rows(source(tmp_path / "a.csv")) == [{"id": "a", "n": 1}]
+    (tmp_path / "a.csv").write_text("1,a\n")
+    with pytest.raises(DataError, match=r"a\.csv, line 1, column 'n': .*invalid value 'a'; it is declared as int64"):
+        rows(source(tmp_path / "a.csv", **NAMED))
+
+
+def test_a_header_in_the_middle_is_told(tmp_path):
+    """Files that were joined."""
+    (tmp_path / "a.csv").write_text("id,n\na,1\nid,n\nb,2\n")
+    with pytest.raises(DataError, match=r"a\.csv, line 3, column 'n': .*it is the column's name, so this line is a header"):
+        rows(source(tmp_path / "a.csv"))
+
+
+def test_a_header_may_be_longer_than_a_block(tmp_path, small_blocks):
+    names = ["id", "n", *(f"column{number}" for number in range(40))]
+    (tmp_path / "a.csv").write_text(",".join(names) + "\na,1" + ",0" * 40 + "\n")
+    assert rows(source(tmp_path / "a.csv")) == [{"id": "a", "n": 1}]
+
+
+AB = [{"id": "a", "n": 1}, {"id": "b", "n": 2}]
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+@pytest.mark.parametrize("header", [True, False])
+@pytest.mark.parametrize(
+    "text", [b"a,1\nb,2\n", b"a,1\nb,2", b"a,1\r\nb,2\r\n", b"a,1\r\nb,2", b"a,1\rb,2\r", b"\na,1\n\n\r\nb,2\n\n"]
+)
+def test_any_line_end_and_mark_gives_the_same_rows(tmp_path, text, header, mark, suffix):
+    """The last line may lack its end; blank lines are nothing."""
+    end = b"\r\n" if b"\r\n" in text else b"\r" if b"\r" in text else b"\n"
+    path = tmp_path / f"a.csv{suffix}"
+    path.write_bytes(compressed(suffix, mark + (b"id,n" + end if header else b"") + text))
+    made = source(path, header=header, names=("id", "n"))
+    [split] = made.discover()
+    assert split.num_rows == 2
+    assert rows(made, split) == AB
+    assert rows(made, split, IntervalSet.of([(1, 2)])) == AB[1:]
+
+
+@pytest.mark.parametrize("text", [b"id,n\n", b"id,n", b"\xef\xbb\xbfid,n\r\n", b"id,n\n\n\r\n"])
+def test_a_header_alone_is_no_row(tmp_path, text):
+    (tmp_path / "a.csv").write_bytes(text)
+    made = source(tmp_path / "a.csv")
+    [split] = made.discover()
+    assert split.num_rows == 0
+    assert rows(made, split) == []
+
+
+@pytest.mark.parametrize("text", [b"", b"\xef\xbb\xbf", b"\n\r\n"])
+def test_an_empty_file_has_no_rows_or_lacks_its_header(tmp_path, text):
+    (tmp_path / "a.csv").write_bytes(text)
+    made = source(tmp_path / "a.csv", **NAMED)
+    assert [split.num_rows for split in made.discover()] == [0]
+    assert rows(made) == []
+    with pytest.raises(SchemaError, match=r"a\.csv: no header in its first line; the file is empty"):
+        source(tmp_path / "a.csv").discover()
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (b"a,1\nb\n", r"line 3: 1 values, where 2 columns are expected"),
+        (b"a,1\n\nb,2,\n", r"line 4: 3 values, where 2 columns are expected"),
+        (b'a,1\n"b,2\nc,3\n', r"line 3: a quoted value begins in this row and never ends"),
+        (b'a,1\n"b,2\n"c",3\n', r"line 3: text follows a closing quote in this row; close the quote that was left open"),
+        (b'a,1\nb,"2\nc,"3"\n', r"line 3: text follows a closing quote"),
+        (b'a,1\n"b"x"c",2\n', r"line 3: text follows a closing quote"),
+    ],
+)
+@pytest.mark.parametrize("size", [64, 1 << 20])
+def test_rows_that_are_none_are_told_with_their_line(tmp_path, text, why, size, monkeypatch):
+    monkeypatch.setattr(csv, "_BLOCK", size)
+    (tmp_path / "a.csv").write_bytes(b"id,n\n" + text)
+    with pytest.raises(DataError, match=r"a\.csv, " + why):
+        source(tmp_path / "a.csv").discover()
+
+
+def test_a_nul_stays_in_a_text_and_is_no_number(tmp_path):
+    (tmp_path / "a.csv").write_bytes(b"id,n\na\0b,1\n")
+    assert rows(source(tmp_path / "a.csv")) == [{"id": "a\0b", "n": 1}]
+    (tmp_path / "a.csv").write_bytes(b"id,n\na,1\nb,2\0\n")
+    with pytest.raises(DataError, match=r"a\.csv, line 3, column 'n': .*invalid value"):
+        rows(source(tmp_path / "a.csv"))
+
+
+def test_bytes_that_arent_utf8_matter_where_they_are_read(tmp_path):
+    (tmp_path / "a.csv").write_bytes(b"\xff,1\n")
+    made = source(tmp_path / "a.csv", types={"n": pa.int64()}, **NAMED)
+    assert rows(made) == [{"n": 1}]
+    with pytest.raises(DataError, match=r"a\.csv, line 1, column 'id': .*UTF8"):
+        rows(source(tmp_path / "a.csv", **NAMED))
+    (tmp_path / "a.csv").write_bytes("a,1\n".encode("utf-16"))
+    with pytest.raises(DataError, match=r"a\.csv, line [12]"):
+        rows(source(tmp_path / "a.csv", **NAMED))

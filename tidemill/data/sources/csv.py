@@ -12,7 +12,7 @@ import re
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -77,6 +77,16 @@ class _Block:
 
 
 @dataclass(frozen=True, slots=True)
+class _FirstRow:
+    """A file's first row. `size`, `lines`: how many bytes and lines it takes, with blank ones before it; `line`: its number."""
+
+    values: list[str]
+    size: int
+    lines: int
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
 class _Mark:
     """Where a block begins: its offset in the text, the number of its first row, and its line."""
 
@@ -138,14 +148,20 @@ class CsvSource(Source):
 
     def begin(self, text: _Text) -> tuple[list[str], _Mark]:
         """The file's columns, and where its rows begin. Raises SchemaError if one that is needed isn't among them."""
-        at, line = text.skip_bom(), 1
-        names = list(self._config.names)
-        if self._config.with_header:
-            names, at, line = self._header(text, at)
-        missing = [name for name in self._types if name not in names]
-        if missing:
-            raise SchemaError(f"{text.path}: no column {missing[0]!r}; it has {', '.join(names)}")
-        return names, _Mark(at, 0, line)
+        at = text.skip_bom()
+        first, names = self._first_row(text, at), list(self._config.names)
+        if not self._config.with_header:
+            self._refuse_header(text.path, first)
+            self._require(text.path, names, names)
+            return names, _Mark(at, 0, 1)
+        if first is None:
+            raise SchemaError(f"{text.path}: no header in its first line; the file is empty: remove it, or write the header")
+        names = [value.strip() for value in first.values]
+        self._require(f"{text.path}, line {first.line}", names, first.values)
+        twice = [name for name in self._types if names.count(name) > 1]
+        if twice:
+            raise SchemaError(f"{text.path}: its header names column {twice[0]!r} twice")
+        return names, _Mark(at + first.size, 0, 1 + first.lines)
 
     def blocks(self, text: _Text, num_values: int, mark: _Mark) -> Iterator[_Block]:
         """The rows from a mark on. Raises DataError naming the line of a row with another number of values."""
@@ -209,26 +225,55 @@ class CsvSource(Source):
             fingerprint["marks"] = [[mark.offset, mark.row, mark.line] for mark in marks]
         return Split(SplitId(self.kind, file.path), rows, fingerprint)
 
-    def _header(self, text: _Text, at: int) -> tuple[list[str], int, int]:
-        """The names in the first line, and where the rows begin."""
+    def _first_row(self, text: _Text, at: int) -> _FirstRow | None:
+        """The values of the first row; None if there is none. Raises SchemaError for a header that isn't text."""
         text.go_to(at)
-        start = text.read(_BLOCK)
-        found = scan(np.frombuffer(start, np.uint8), self._delimiter, 0, is_end=len(start) < _BLOCK, max_rows=1)
-        if not found.rows:
-            raise SchemaError(f"{text.path}: no header in its first line")
+        start = _NOTHING
+        while True:
+            known, start = len(start), text.read(_BLOCK, behind=start)
+            is_end = len(start) - known < _BLOCK
+            found = scan(np.frombuffer(start, np.uint8), self._delimiter, 0, is_end=is_end, max_rows=1)
+            self._check_scan(text.path, replace(found, odd_line=-1), 1, 0, size=len(start), is_end=is_end)
+            if found.rows:
+                break
+            if is_end:
+                return None
         block = _Block(start[: found.size], 0, 1, 1, 0, 1)
         plain = [str(number) for number in range(found.odd_values)]
+        row = self._arrow(block, plain, _conversion(dict.fromkeys(plain, pa.binary()))).to_pylist()[0]
         try:
-            row = self._arrow(block, plain, _conversion(dict.fromkeys(plain, pa.string()))).to_pylist()[0]
-        except pa.ArrowException as error:
+            # In a row that is none of names, columns that aren't read may be anything.
+            values = [row[name].decode("utf-8", "strict" if self._config.with_header else "replace") for name in plain]
+        except UnicodeDecodeError as error:
             raise SchemaError(f"{text.path}, line 1: no header that can be read, which has to be UTF-8 text ({error})") from None
-        names = [str(row[name]).strip() for name in plain]
-        twice = [name for name in self._types if names.count(name) > 1]
-        if twice:
-            raise SchemaError(f"{text.path}: its header names column {twice[0]!r} twice")
-        return names, at + found.size, 1 + found.lines
+        return _FirstRow(values, found.size, found.lines, 1 + found.odd_line)
+
+    def _require(self, where: str, names: list[str], values: list[str]) -> None:
+        """Raise SchemaError for a column that is needed and not there."""
+        missing = [name for name in self._types if name not in names]
+        if missing:
+            hint = "; if this line is a row, set with_header: false and list the columns" if self._config.with_header else ""
+            raise SchemaError(f"{where}: no column {missing[0]!r}; it has {', '.join(map(repr, values))}{hint}")
+
+    def _refuse_header(self, path: str, first: _FirstRow | None) -> None:
+        """Raise SchemaError if a file that should have no header has one: two names where they belong, or nothing but names."""
+        if first is None:
+            return
+        names = [name.casefold() for name in self._config.names]
+        values = [value.strip().casefold() for value in first.values]
+        at_home = sum(value == name for value, name in zip(values, names, strict=False))
+        if at_home >= 2 or set(values) == set(names):
+            raise SchemaError(
+                f"{path}, line {first.line}: the columns' names stand where the first row should be; set with_header: true, for"
+                " all files of the list, or remove the line"
+            )
 
     def _check_scan(self, path: str, found: Scan, line: int, num_values: int, *, size: int, is_end: bool) -> None:
+        if found.stray_line >= 0 and not 0 <= found.odd_line < found.stray_line:
+            raise DataError(
+                f"{path}, line {line + found.stray_line}: text follows a closing quote in this row; close the quote that was left"
+                " open, or write quotes within a value twice"
+            )
         if found.odd_line >= 0:
             raise DataError(
                 f"{path}, line {line + found.odd_line}: {found.odd_values} values, where {num_values} columns are expected"
@@ -249,7 +294,10 @@ class CsvSource(Source):
                 row = int(match[1]) - 1 if match and match[1] else 0
                 before = scan(np.frombuffer(block.text, np.uint8), self._delimiter, len(names), is_end=True, max_rows=row)
                 why = match[2] if match else str(own)
-                return DataError(f"{path}, line {block.line + before.lines}, column {name!r}: {why}; it is declared as {kind}")
+                is_name = f"'{name}'" in why
+                hint = ": it is the column's name, so this line is a header; set with_header, or remove it" if is_name else ""
+                where = f"{path}, line {block.line + before.lines}, column {name!r}"
+                return DataError(f"{where}: {why}; it is declared as {kind}{hint}")
         return DataError(f"{path}, line {block.line} or later: {error}")
 
     def _check(self, config: CsvConfig, types: Mapping[str, pa.DataType]) -> None:

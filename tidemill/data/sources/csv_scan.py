@@ -43,6 +43,8 @@ class Scan:
     """the text ends within quotes"""
     may_be_empty: bool
     """False: no value of these records is empty"""
+    stray_line: int
+    """line (from 0) of the first record in which text follows a closing quote; -1: there is none"""
 
 
 def scan(text: np.ndarray, delimiter: int, num_values: int, *, is_end: bool, max_rows: int = -1) -> Scan:
@@ -71,7 +73,7 @@ def _scan_bytes(text: np.ndarray, delimiter: int, num_values: int, is_end: bool,
     at, length = 0, len(text)
     begin, begin_line, values = 0, 0, 1
     at_value_start, in_quotes = True, False
-    may_be_empty = False
+    may_be_empty, is_stray, stray_line = False, False, -1
     while rows != max_rows:
         ended = False
         if at == length:
@@ -88,6 +90,7 @@ def _scan_bytes(text: np.ndarray, delimiter: int, num_values: int, is_end: bool,
                     else:
                         in_quotes = False
                         may_be_empty |= text[at - 2] == _QUOTE
+                        is_stray |= at < length and text[at] not in (delimiter, _NEWLINE, _RETURN)
                 elif char == _NEWLINE:
                     lines += 1
             elif char == delimiter:
@@ -112,14 +115,16 @@ def _scan_bytes(text: np.ndarray, delimiter: int, num_values: int, is_end: bool,
             else:
                 rows += 1
                 may_be_empty |= at_value_start
+                if is_stray and stray_line < 0:
+                    stray_line = begin_line
                 if values != num_values and odd_line < 0:
                     odd_line, odd_values = begin_line, values
             size, lines_done = at, lines
-            begin, begin_line, values, at_value_start = at, lines, 1, True
+            begin, begin_line, values, at_value_start, is_stray = at, lines, 1, True, False
             if at == length:
                 break
     open_line = begin_line if begin < length and rows != max_rows else -1
-    return rows, size, lines_done, odd_line, odd_values, open_line, in_quotes, may_be_empty
+    return rows, size, lines_done, odd_line, odd_values, open_line, in_quotes, may_be_empty, stray_line
 
 
 @_instruction
@@ -156,8 +161,8 @@ def _scan_words(text: np.ndarray, start: int, delimiter: int, num_values: int) -
     rows, size, lines, lines_done, delimiters = 0, start, 0, 0, 0
     # All bits set while a quoted value goes on from one word into the next.
     quoted = none
-    # 1 if a quoted value may begin with the word.
-    before = one
+    # 1 if a quoted value may begin with the word; and if one ended right before it.
+    before, closed = one, none
     # Characters that follow each other with an empty value between them, perhaps; and how the word before ended.
     empty, after_break, after_quote = none, one, none
     for at in range(start, length - _WORD + 1, _WORD):
@@ -176,6 +181,10 @@ def _scan_words(text: np.ndarray, start: int, delimiter: int, num_values: int) -
         if quotes & inside & ~((edges << one) | before):
             return rows, size, lines_done, False, empty != none
         before = edges >> np.uint64(63)
+        closing = quotes & ~inside
+        if ((closing << one) | closed) & ~(edges | returns):
+            return rows, size, lines_done, False, empty != none
+        closed = closing >> np.uint64(63)
         returns &= ~inside
         if returns:
             followed = ends >> one
@@ -209,7 +218,7 @@ def _scan_words(text: np.ndarray, start: int, delimiter: int, num_values: int) -
 def _scan(text: np.ndarray, delimiter: int, num_values: int, is_end: bool, max_rows: int) -> tuple[int | bool, ...]:
     rows, size, lines = 0, 0, 0
     odd_line, odd_values = -1, 0
-    may_be_empty = False
+    may_be_empty, stray_line = False, -1
     while True:
         is_rest = True
         if max_rows < 0:
@@ -220,8 +229,10 @@ def _scan(text: np.ndarray, delimiter: int, num_values: int, is_end: bool, max_r
         found = _scan_bytes(text[size:], delimiter, num_values, is_end, max_rows if is_rest else 1)
         if odd_line < 0 and found[3] >= 0:
             odd_line, odd_values = lines + found[3], found[4]
+        if stray_line < 0 and found[8] >= 0:
+            stray_line = lines + found[8]
         open_line = lines + found[5] if found[5] >= 0 else -1
         rows, size, lines = rows + found[0], size + found[1], lines + found[2]
         may_be_empty |= found[7]
         if is_rest or not found[0]:
-            return rows, size, lines, odd_line, odd_values, open_line, found[6], may_be_empty
+            return rows, size, lines, odd_line, odd_values, open_line, found[6], may_be_empty, stray_line
