@@ -7,8 +7,8 @@ threads. Feature work is timed apart. Prints a table, then one line of JSON.
 
 Topics come from the development broker, a process on the same cores. Where rows/s lie far below rows / CPU s, the client waited for
 it most of the time, as both do for Avro: the ratio of such rates says how the broker was scheduled, which the middle half shows by
-its width, and the ratio of CPU is the one to go by. The bare decoders of JSON and Avro leave text as views into Polars' buffers; ours
-give plain strings, and of Avro also prove, by a mark behind each, that a message is exactly one row. That is in our CPU alone.
+its width, and the ratio of CPU is the one to go by. The bare decoders of JSON and Avro leave text as large strings; ours give plain
+ones, and of Avro also prove, by a mark behind each, that a message is exactly one row.
 
     python -m benchmarks.read [--rows 200000] [--turns 5] [--only kafka]
 """
