@@ -293,6 +293,17 @@ def test_columns_in_another_order_are_found_by_name_or_told_by_type(tmp_path):
         rows(source(tmp_path / "a.csv", **NAMED))
 
 
+def test_a_header_of_other_names_is_guessed_where_its_types_dont_fit(tmp_path):
+    (tmp_path / "a.csv").write_text("name,number\na,1\n")
+    with pytest.raises(
+        DataError, match=r"a\.csv, line 1, column 'n': .*'number'.*; if this line is a header, set with_header: true"
+    ):
+        rows(source(tmp_path / "a.csv", **NAMED))
+    (tmp_path / "a.csv").write_text("a,1\nb,number\n")
+    with pytest.raises(DataError, match=r"a\.csv, line 2, column 'n': .*'number'; it is declared as int64$"):
+        rows(source(tmp_path / "a.csv", **NAMED))
+
+
 def test_a_header_in_the_middle_is_told(tmp_path):
     """Files that were joined."""
     (tmp_path / "a.csv").write_text("id,n\na,1\nid,n\nb,2\n")

@@ -294,11 +294,16 @@ class CsvSource(Source):
                 row = int(match[1]) - 1 if match and match[1] else 0
                 before = scan(np.frombuffer(block.text, np.uint8), self._delimiter, len(names), is_end=True, max_rows=row)
                 why = match[2] if match else str(own)
-                is_name = f"'{name}'" in why
-                hint = ": it is the column's name, so this line is a header; set with_header, or remove it" if is_name else ""
                 where = f"{path}, line {block.line + before.lines}, column {name!r}"
+                hint = self._header_hint(name, why, is_first=block.first + row == 0)
                 return DataError(f"{where}: {why}; it is declared as {kind}{hint}")
         return DataError(f"{path}, line {block.line} or later: {error}")
+
+    def _header_hint(self, name: str, why: str, *, is_first: bool) -> str:
+        """What to do about a value that may be a column's name."""
+        if f"'{name}'" in why:
+            return ": it is the column's name, so this line is a header; set with_header, or remove it"
+        return "; if this line is a header, set with_header: true" if is_first and not self._config.with_header else ""
 
     def _check(self, config: CsvConfig, types: Mapping[str, pa.DataType]) -> None:
         if len(config.delimiter) != 1 or not config.delimiter.isascii() or config.delimiter in '"\r\n':
